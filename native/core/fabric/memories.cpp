@@ -139,8 +139,8 @@ bool engine::retire_memories() {
     if (known.awaited.empty()) {
       known.awaited.assign(links_.size(), 0);
       for (int32_t rank = 0; rank < world_size_; ++rank) {
-        // Where peers were never told of it, none can write there, nor can who has left.
-        if (rank == context_->rank() || known.remotes.empty() || links_[static_cast<size_t>(rank)]->state != link_state::up) continue;
+        // Where peers were never told of it, none can write there.
+        if (rank == context_->rank() || known.remotes.empty()) continue;
         known.awaited[static_cast<size_t>(rank)] = 1;
         say(rank, message_kind::retire, 0, at->first);
       }

@@ -48,7 +48,10 @@ void engine::post_receives() {
 }
 
 void engine::say(int32_t peer, message_kind kind, uint64_t value, uint64_t memory) {
-  links_[static_cast<size_t>(peer)]->control.push_back({kind, 0, value, memory});
+  link& at = *links_[static_cast<size_t>(peer)];
+  // HAZARD: who closes waits for what is still to be told, and whoever has left takes nothing any more: each rank's close would take as long as a farewell may.
+  if (at.state == link_state::left && kind != message_kind::byed) return;
+  at.control.push_back({kind, 0, value, memory});
 }
 
 // Fills in whose it is, and its tag. 0, or an errno as the port gives it.
@@ -262,7 +265,7 @@ bool engine::pump(int32_t peer) {
     at.unasked = !one.asks();
   }
   // Behind all that was accepted.
-  if (at.posted == at.out.size() && at.wants_end.exchange(false, std::memory_order_acquire) && std::exchange(at.unasked, false)) {
+  if (at.state == link_state::up && at.posted == at.out.size() && at.wants_end.exchange(false, std::memory_order_acquire) && std::exchange(at.unasked, false)) {
     say(peer, message_kind::alive);
     at.control.back().op = wire_asks;
     if (const int code = send_control(); code != 0) return refused(code);

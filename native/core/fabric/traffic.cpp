@@ -148,8 +148,7 @@ bool engine::on_authentic(const wire_message& message) {
       return news || at.asked;
     case message_kind::byed: at.byed = true; return true;
     case message_kind::bye: {
-      // Nothing else matters to who leaves. HAZARD: who closes waits for what is still to be told, and whoever has left takes nothing any more: each rank's close took as long as a farewell may.
-      at.control.clear();
+      at.control.clear(); // nothing else matters to who leaves: see say()
       say(source, message_kind::byed);
       if (at.state != link_state::up) return true;
       at.state = link_state::left;
@@ -263,7 +262,7 @@ void engine::end_requests(int32_t peer) {
     --at.posted;
   }
   while (!at.retiring.empty() && at.retiring.front().number <= at.base) {
-    if (at.state == link_state::up) say(peer, message_kind::retired, 0, at.retiring.front().memory); // its goodbye may have come before
+    say(peer, message_kind::retired, 0, at.retiring.front().memory);
     at.retiring.erase(at.retiring.begin());
   }
 }

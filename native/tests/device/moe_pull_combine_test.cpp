@@ -14,6 +14,19 @@ moe_options one_call(uint64_t seed) {
   return wanted;
 }
 
+// Waits for the other one of two ranks end where nobody can run any more. To be held as long as they run.
+struct each_is_dead_to_the_other {
+  ep_life_word life{};
+  ep_peer_view others[2][2] = {};
+  explicit each_is_dead_to_the_other(world& ranks) {
+    life.state = EP_LIFE_DEAD;
+    for (int32_t rank = 0; rank < 2; ++rank) {
+      others[rank][1 - rank].life = reinterpret_cast<uint64_t>(&life);
+      ranks.environment(rank).waits.peers = others[rank];
+    }
+  }
+};
+
 struct outcomes {
   uint32_t dropped = 0;
   uint32_t wrong = 0;     // sums that are of neither all rows nor those that are left
@@ -29,13 +42,7 @@ outcomes late_results() {
     if (plan.sends_to(0, 0, 1) == 0) continue;
     world ranks({2, plan.bytes(), plan.signal_slots(), false, 1, 0});
     plan.bind(ranks);
-    ep_life_word dead{};
-    dead.state = EP_LIFE_DEAD;
-    ep_peer_view others[2][2] = {};
-    for (int32_t rank = 0; rank < 2; ++rank) {
-      others[rank][1 - rank].life = reinterpret_cast<uint64_t>(&dead);
-      ranks.environment(rank).waits.peers = others[rank];
-    }
+    each_is_dead_to_the_other dead(ranks);
     const uint32_t bank = plan.peer(0, 0, 0).bank;
     const auto result = ranks.run_simt(shape(2 + static_cast<uint32_t>(seed % 2), 8, 4), seeded(seed), [&](auto& ctx, int32_t rank) {
       return ranks.with_endpoint(plan.buffer(rank).memory, [&](const auto& endpoint) {
@@ -113,13 +120,7 @@ void asks_behind_its_own_word() {
     if (plan.sends_to(0, 0, 1) == 0) continue;
     world ranks({2, plan.bytes(), plan.signal_slots(), false, 1, 0});
     plan.bind(ranks);
-    ep_life_word dead{};
-    dead.state = EP_LIFE_DEAD;
-    ep_peer_view others[2][2] = {};
-    for (int32_t rank = 0; rank < 2; ++rank) {
-      others[rank][1 - rank].life = reinterpret_cast<uint64_t>(&dead);
-      ranks.environment(rank).waits.peers = others[rank];
-    }
+    each_is_dead_to_the_other dead(ranks);
     uint32_t early = 0;
     uint32_t wrong = 0;
     const auto result = ranks.run_simt(shape(2, 8, 4), seeded(seed), [&](auto& ctx, int32_t rank) {
