@@ -203,6 +203,21 @@ describe('the file', () => {
     });
   });
 
+  it('replays records that are longer than what it reads at a time, among short ones', async () => {
+    await using writer = await openFileStore(path);
+    const long = (seed: number): Uint8Array => Uint8Array.from({ length: 700_000 }, (_, i) => (i * seed) >>> 3);
+    for (const seed of [3, 5, 7]) {
+      await writer.set(`short ${seed}`, bytes('v'));
+      await writer.set(`long ${seed}`, long(seed));
+    }
+    await using reader = await openFileStore(path);
+    for (const seed of [3, 5, 7]) {
+      expect(text(await reader.get(`short ${seed}`))).toBe('v');
+      expect(Buffer.compare(await reader.get(`long ${seed}`), long(seed))).toBe(0);
+    }
+    expect(await reader.numKeys()).toBe(6);
+  });
+
   it('lets go of file, watcher and timers on close', async () => {
     const before = openFds();
     const store = await openFileStore(path);

@@ -19,6 +19,12 @@ const LOOK_ANYWAY_MS = 250;
 /** How often to look where inotify is not to be had (a user may have 128 instances): from the first to the second, doubling while idle. */
 const POLL_MS = [1, 32] as const;
 
+/**
+ * What is read at a time, where no record is longer. HAZARD: who is far behind must not be slower for it, or writers outrun it for good: the whole rest at once took memory that the kernel
+ * had to clear first, and that no cache held.
+ */
+const READ_BYTES = 1 << 18;
+
 const NEWLINE = 0x0a;
 
 function systemError(call: string, path: string, cause: unknown): EpError {
@@ -82,17 +88,24 @@ export class FileStore extends ReplicaStore {
   protected override refresh(): void {
     if (this.#failure !== undefined) throw this.#failure;
     try {
-      for (;;) {
+      for (let room = READ_BYTES; ; ) {
         const { size } = fstatSync(this.#fd);
         if (size < this.#offset) throw this.#damaged(`it shrank from ${this.#offset} to ${size} bytes`);
-        if (size === this.#offset) return;
-        const chunk = Buffer.allocUnsafe(size - this.#offset);
+        const left = size - this.#offset;
+        if (left === 0) return;
+        const chunk = Buffer.allocUnsafe(Math.min(left, room));
         const length = readSync(this.#fd, chunk, 0, chunk.byteLength, this.#offset);
         const end = chunk.subarray(0, length).lastIndexOf(NEWLINE) + 1;
-        // The rest is a record that is being written, or one whose writer died; the next record's newline tells.
-        if (end === 0) return;
-        this.#offset += end;
-        this.#replay(chunk, end);
+        if (end > 0) {
+          this.#offset += end;
+          this.#replay(chunk, end);
+          room = READ_BYTES;
+        } else if (chunk.byteLength < left) {
+          room *= 2; // a longer record
+        } else {
+          // The rest is a record that is being written, or one whose writer died; the next record's newline tells.
+          return;
+        }
       }
     } catch (error) {
       this.#failure = error instanceof EpError ? error : systemError('read', this.path, error);
