@@ -1,18 +1,20 @@
 /**
- * Runs in the guest: conformance cases over the backing `verbs`, on as few processes as the case takes, which have the devices in turn. One line of JSON for every case.
- *   node conformance.mjs CASES SECONDS DEVICE...     CASES: a pattern of ids; SECONDS: how long one may take, where every instruction is emulated
+ * Runs in the guest: conformance cases over backings of providers.mjs, on as few processes as a case takes, which have the devices in turn. One line of JSON for every case.
+ *   node conformance.mjs BACKINGS CASES SECONDS DEVICE...
+ *     BACKINGS: names, with commas; the cases take them in turn. CASES: a pattern of ids. SECONDS: how long one may take, where every instruction is emulated
  */
 import { inapplicableBecause, transportCases } from '@ep/conformance/cases';
 import { Worlds } from '@ep/conformance/world';
-import { ibgda } from '@ep/ibgda';
 
-const [pattern, seconds, ...devices] = process.argv.slice(2);
+const [named, pattern, seconds, ...devices] = process.argv.slice(2);
 const limitMs = Number(seconds) * 1000;
 process.env.EP_TIMEOUT_MS = String(limitMs);
 process.env.EP_GUEST_DEVICES = devices.join(',');
+const backings = named.split(',');
 
 const say = (what) => process.stdout.write(`${JSON.stringify(what)}\n`);
-const probe = await ibgda.verbs.probe();
+const module = new URL('./providers.mjs', import.meta.url).href;
+const probe = await (await import(module))[backings[0]].probe();
 say({ probe: probe.available ? probe.devices : probe.reason });
 if (!probe.available) process.exit(1);
 
@@ -21,7 +23,6 @@ const order = {
   config: {},
   limitMs,
 };
-const module = new URL('./provider.mjs', import.meta.url).href;
 const worlds = new Worlds();
 for (const [index, one] of transportCases.entries()) {
   if (!new RegExp(pattern).test(one.id)) continue;
@@ -35,8 +36,7 @@ for (const [index, one] of transportCases.entries()) {
     continue;
   }
   try {
-    // Ranks meet by a store and by an exchange of their own, in turn.
-    const provider = { module, name: index % 2 === 0 ? 'verbs' : 'verbsByExchange' };
+    const provider = { module, name: backings[index % backings.length] };
     await worlds.run('processes', one.ranks ?? 2, { ...order, provider, id: one.id, seed: index + 1 });
     done('pass');
   } catch (error) {

@@ -21,10 +21,13 @@ using namespace ep::test;
 using fabric::request_state;
 
 constexpr uint64_t memory_bytes = 1'200'000;
+const std::string verbs = "verbs;ofi_rxm";
+std::string own_address = "127.0.0.1";
+
 dl::fabric_query query_of(const std::string& provider) {
   dl::fabric_query query;
   query.provider = provider;
-  if (provider != "shm") query.address = "127.0.0.1";
+  if (provider != "shm") query.address = own_address;
   return query;
 }
 
@@ -69,7 +72,8 @@ void test_idle(const std::string& provider) {
 #else
   constexpr int dear = 1;
 #endif
-  const double allowed = dear * (provider == "shm" ? 100 : 20);
+  // Where `verbs` is tried, in a guest, every instruction is emulated.
+  const double allowed = dear * (provider == "tcp;ofi_rxm" || provider == "net" ? 20 : 100);
   // The least of some seconds: what else the machine does makes waking up dearer, never cheaper.
   double spent = 0;
   long naps = 0;
@@ -335,8 +339,10 @@ void test_stranger(const std::string& provider) {
 #else
   constexpr uint64_t guesses = 8;
 #endif
+  // HAZARD: a write of no bytes needs no key where a NIC carries it out (InfiniBand), so that a stranger who knows the address and the numbers of ranks can end links there: docs/known-defects.md.
+  const size_t least = provider == verbs ? 8 : 0;
   for (uint64_t guess = 0; guess < guesses; ++guess) {
-    for (const size_t bytes : {size_t{0}, size_t{8}}) {
+    for (size_t bytes = least; bytes <= 8; bytes += 8) {
       for (const uint64_t at : {base, uint64_t{0}}) {
         stranger = must(dl::open_fabric(query_of(provider)));
         to = must(stranger->insert(address));
@@ -380,14 +386,15 @@ void test_what_is_missing() {
 
 } // namespace
 
-// One provider, which native/CMakeLists.txt names, for each CTest.
+// One provider, which native/CMakeLists.txt names, for each CTest; `verbs`, which needs a device, in a guest (e2e/verbs-guest), whose names of devices follow.
 int main(int count, char** arguments) {
-  const std::string named = count == 2 ? arguments[1] : "";
-  const std::string provider = named == "tcp" ? "tcp;ofi_rxm" : named;
-  if (provider != "tcp;ofi_rxm" && provider != "net" && provider != "shm") {
-    std::fprintf(stderr, "usage: fabric_libfabric_test tcp|net|shm\n");
+  const std::string named = count > 1 ? arguments[1] : "";
+  const std::string provider = named == "tcp" ? "tcp;ofi_rxm" : named == "verbs" ? verbs : named;
+  if (count < (provider == verbs ? 3 : 2) || (provider != "tcp;ofi_rxm" && provider != "net" && provider != "shm" && provider != verbs)) {
+    std::fprintf(stderr, "usage: fabric_libfabric_test tcp|net|shm|verbs ADDRESS\n");
     return 2;
   }
+  if (provider == verbs) own_address = arguments[2];
   // In a child: see test_killed_peer.
   const pid_t probing = fork();
   if (probing == 0) {

@@ -2,6 +2,7 @@
 import { type Capabilities, EpError, isEpError, type Need, type PeerFacts, type Probe } from '@ep/core';
 import { type FabricOffer, native } from '@ep/native';
 import { type FabricConfig, resolveQuery } from './config.js';
+import { withSettings } from './settings.js';
 
 /** Requests of one rank are carried out in their order at each target, whatever order the network delivers in. `atomics` besides where the provider has them: `offers(transport, 'atomics')`. */
 export type FabricNeeds = 'bundled' | 'prior' | 'inc' | 'add' | 'set' | 'get';
@@ -47,7 +48,8 @@ export async function probeFabric(config?: FabricConfig): Promise<Probe> {
     return { available: false, code: 'EP_UNAVAILABLE', reason, remedy: 'run on Linux, or in a Linux container' };
   }
   try {
-    const offer = native().binding.probeFabric(resolveQuery(config));
+    const query = resolveQuery(config);
+    const offer = withSettings(() => native().binding.probeFabric(query));
     const { provider, domain, ...detail } = offer;
     return {
       available: true,

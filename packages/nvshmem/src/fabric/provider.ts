@@ -31,6 +31,7 @@ import { type FabricConfig, type ResolvedFabricConfig, resolveConfig } from './c
 import { FabricEndpoint } from './endpoint.js';
 import { type FabricNeeds, probeFabric, whyNoAtomics } from './probe.js';
 import { ofMissingAddress, ofMissingRanks } from './reachability.js';
+import { withSettings } from './settings.js';
 import { FabricTransport } from './transport.js';
 
 const NAME = 'nvshmem:fabric';
@@ -54,7 +55,7 @@ async function meet({ member, config, limits, context }: Opening): Promise<Met> 
   let nic: NativeFabricNic | undefined;
   let refusal: unknown;
   try {
-    nic = new binding.FabricNic(context, config);
+    nic = withSettings(() => new binding.FabricNic(context, config));
   } catch (error) {
     refusal = ofMissingAddress(error, config.address);
   }
