@@ -123,3 +123,13 @@ it(
   { timeout: 800_000 },
   (context) => casesPass(context, 'fabric', '../../packages/nvshmem/test/fabric-conformance.expected.json'),
 );
+
+it('fabric: attention, experts and process groups of four ranks over soft-RoCE', { timeout: 400_000 }, (context) => {
+  const program = [process.execPath, here('./work.mjs'), 'fabric', '4', '8'];
+  const { stdout, status } = inGuest(context, ['env', fewConnections, 'TMPDIR=/dev/shm', ...program], 300);
+  // Behind what the firmware writes to the same line.
+  const lines = [...stdout.matchAll(/\{"done".*\}/g)].map(([line]) => JSON.parse(line));
+  const done = ['attention', 'experts', 'groups'].map((name) => ({ done: name, ranks: 4, device: 'verbs;ofi_rxm' }));
+  expect(lines, stdout).toEqual(done);
+  expect(status).toBe(0);
+});

@@ -1,5 +1,8 @@
 /** What is the fabric's own; what every transport does is in worlds/fabric.test.ts. Ranks share this thread, and talk over the loopback interface. */
+import { execFile } from 'node:child_process';
 import { setImmediate } from 'node:timers/promises';
+import { fileURLToPath } from 'node:url';
+import { promisify } from 'node:util';
 import { type EpError, isEpError, memoryStore, type Need, offers, type Transport } from '@ep/core';
 import { allocateHost, native, nativePlaceOf } from '@ep/native';
 import { afterEach, describe, expect, it, vi } from 'vitest';
@@ -108,6 +111,22 @@ describe('the probe', () => {
 });
 
 describe.skipIf(unavailable)(`ranks over TCP${unavailable}`, () => {
+  it('have room for no more messages than they need, and leave nothing behind in the environment', async () => {
+    const program = fileURLToPath(new URL('./programs/fabric-room.mjs', import.meta.url));
+    const room = async (env: NodeJS.ProcessEnv) => {
+      const { stdout } = await promisify(execFile)(process.execPath, [program], { env: { ...process.env, ...env } });
+      return JSON.parse(stdout) as { megabytes: number; before: string[]; behind: string[] };
+    };
+    const ours = await room({});
+    const given = await room({ FI_OFI_RXM_MSG_RX_SIZE: '4096' });
+    expect(given).toMatchObject({ before: ['FI_OFI_RXM_MSG_RX_SIZE'], behind: ['FI_OFI_RXM_MSG_RX_SIZE'] });
+    expect(ours.behind).toEqual(ours.before);
+    // What is given goes first; later libfabrics make room by other rules.
+    expect(given.megabytes).toBeGreaterThanOrEqual(ours.megabytes - 8);
+    if (probe.available && String(probe.devices[0]!.detail.version) === '1.17')
+      expect(ours.megabytes).toBeLessThan(given.megabytes - 30);
+  });
+
   it('are named where their providers differ', async () => {
     for (const end of await openAll([{}, { provider: 'net' }, {}])) {
       expect(reasonOf(end).code).toBe('EP_RENDEZVOUS');
