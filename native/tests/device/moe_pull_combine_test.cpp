@@ -1,4 +1,4 @@
-// A low-latency combine whose blocks hear, sum and end each for itself: what they do not agree about, the last one settles for all of them.
+// A low-latency combine whose blocks hear, sum and end each for itself: what they do not agree about, the last one settles for all of them. And when blocks of either half may read.
 #include "../check.hpp"
 #include "moe_case.hpp"
 
@@ -152,6 +152,41 @@ void asks_behind_its_own_word() {
   EP_CHECK(held != 0);
 }
 
+// Blocks of a rank read as soon as they find that it has sent: by then the other rank has its word.
+void tells_itself_last() {
+  uint32_t looks = 0;
+  for (uint64_t seed = 0; seed < 240 / seed_share; ++seed) {
+    moe_case plan(one_call(seed), seed);
+    if (plan.local(1) == 0) continue;
+    world ranks({2, plan.bytes(), plan.signal_slots(), false, 1, 0});
+    plan.bind(ranks);
+    uint32_t early = 0;
+    const auto result = ranks.run_simt(shape(2, 8, 4), seeded(seed), [&](auto& ctx, int32_t rank) {
+      return ranks.with_endpoint(plan.buffer(rank).memory, [&](const auto& endpoint) {
+        moe_case::one_rank& own = plan.at(0, rank);
+        bool ok = moe_kernels::run(ctx, endpoint, plan.buffer(rank), own, 0);
+        if (rank == 0 && ctx.lane() == 0) {
+          const ep::moe_view at{plan.buffer(0), own.dispatch.call};
+          const uint64_t slot = at.signal_slot(EP_MOE_SIGNAL_COUNTED, 0);
+          const auto said = [&](int32_t to) {
+            const auto* words = reinterpret_cast<const uint64_t*>(reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers)[to].signals);
+            return ep::load_acquire(ctx, words + slot) >= at.call.epoch;
+          };
+          while (!said(0)) {}
+          early += said(1) ? 0 : 1;
+          ++looks;
+        }
+        ok = moe_kernels::run(ctx, endpoint, plan.buffer(rank), own, 1) && ok;
+        return ok;
+      });
+    });
+    EP_CHECK_EQ(result.report, "");
+    EP_CHECK(result.ok);
+    EP_CHECK_EQ(early, 0u);
+  }
+  EP_CHECK(looks != 0);
+}
+
 } // namespace
 
 int main() {
@@ -161,5 +196,6 @@ int main() {
   EP_CHECK_EQ(seen.forgotten, 0u);
   refused();
   asks_behind_its_own_word();
+  tells_itself_last();
   return ep::check::finish();
 }

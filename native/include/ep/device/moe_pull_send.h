@@ -63,7 +63,7 @@ template <class Ctx, class Endpoint> struct moe_tells_receivers {
   }
 };
 
-/* Once all blocks have told and cast, by a warp: says so to all ranks of experts, unless the call has failed, and to this one. A rank in debt takes it all back: its count words say that it sends nothing. */
+/* Once all blocks have told and cast, by a warp: says so to all ranks of experts, unless the call has failed, and then to this one. A rank in debt takes it all back: its count words say that it sends nothing. */
 template <class Ctx, class Endpoint> EP_HD void moe_say_sent(Ctx& ctx, const Endpoint& endpoint, const moe_view& at) {
   const warp_coop<Ctx> warp{ctx};
   /* All looks of a lane at once, its first rank's: one after the other each would wait for memory, and all ranks for this one. */
@@ -94,12 +94,20 @@ template <class Ctx, class Endpoint> EP_HD void moe_say_sent(Ctx& ctx, const End
   }
   for (int32_t rank = lane; rank < at.world(); rank += lanes) {
     if (rank != lane) told = tells(rank);
-    if (rank != at.self() && !(sound && told)) continue;
+    if (rank == at.self() || !(sound && told)) continue;
     ep_moe_peer& peer = at.peer(rank);
-    if (sound || rank != at.self()) peer.credited = at.call.epoch; /* of this rank: that it has sent */
-    peer.told = at.call.epoch; /* of this rank: the epoch, which every block has read */
+    peer.credited = at.call.epoch;
+    peer.told = at.call.epoch;
     moe_say_stored(ctx, endpoint, at, EP_MOE_SIGNAL_COUNTED, rank);
   }
+  /* HAZARD of time alone: this rank's blocks read at once, and what goes to another GPU goes one behind the other: a word that has not left when they do comes behind all that they ask for, 23 us of two GPUs. */
+  fence_system();
+  warp.sync();
+  if (lane != 0) return;
+  ep_moe_peer& own = at.peer(at.self());
+  if (sound) own.credited = at.call.epoch; /* that this rank has sent */
+  own.told = at.call.epoch; /* the epoch, which every block has read */
+  moe_say_stored(ctx, endpoint, at, EP_MOE_SIGNAL_COUNTED, at.self());
 }
 
 /* Whether all other blocks have ended the send half already, by the first warp of each; the one that all have ended for finds what they have written. */
