@@ -54,6 +54,9 @@ interface Guest {
 
 /** Boots, runs the program with the names of the devices behind its arguments, and powers off. Skips where something of that cannot be had. */
 function inGuest(context: TestContext, command: readonly string[], seconds: number): Guest {
+  // Before a kernel is fetched for nothing.
+  const tools = spawnSync('sh', [script], { encoding: 'utf8' });
+  if (tools.status === missingTool) return context.skip(tools.stderr.trim());
   const found = kernel();
   if (found === undefined) return context.skip('no kernel for a guest: apt-get download linux-image-amd64 failed');
   const run = spawnSync('sh', [script, found.image, found.modules, ...command], {

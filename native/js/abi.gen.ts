@@ -223,6 +223,7 @@ export const EP_MOE_SIGNAL_CREDIT = 3;
 export const EP_MOE_SIGNAL_PLACED = 4;
 export const EP_MOE_SIGNAL_KINDS = 5;
 export const EP_MOE_ZERO_COPY = 1;
+export const EP_MOE_LINKED = 2;
 /** known before the call */
 export const EP_MOE_RANK_MASKED = 0xffffffffffffffffn;
 export const EP_MOE_RANK_LEAVES = 0x100000004;
@@ -3526,7 +3527,7 @@ export interface MoeBuffer {
   readonly recvRows: bigint;
   /** of blocks, in rows; 1 in low-latency form */
   readonly alignment: number;
-  /** EP_MOE_ZERO_COPY, alike on all ranks */
+  /** EP_MOE_ZERO_COPY, alike on all ranks; EP_MOE_LINKED */
   readonly flags: number;
 }
 

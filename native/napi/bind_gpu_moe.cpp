@@ -40,6 +40,8 @@ gpu_moe_buffer_wrap::gpu_moe_buffer_wrap(const Napi::CallbackInfo& info) : Objec
   auto losses = gpu::peer_losses::create(memory.shared_context(), memory.of(), memory.device());
   made->losses = value_or_throw(env, losses);
   ep_moe_buffer& b = made->buffer;
+  // Other processes: a GPU of their own, or turns on this one.
+  if (memory.ranks_here() < static_cast<uint32_t>(b.memory.world_size)) b.flags |= EP_MOE_LINKED;
   const uint64_t rank_bytes = rounded(made->replica_rank.size() * sizeof(int32_t));
   const uint64_t expert_bytes = rounded(made->replica_expert.size() * sizeof(int32_t));
   const uint64_t begin_bytes = rounded(made->rank_begin.size() * sizeof(uint32_t));

@@ -3,12 +3,13 @@
 #   run.sh KERNEL MODULES PROGRAM [ARGUMENT]...
 # KERNEL is a bzImage, MODULES its folder lib/modules/VERSION/kernel (apt-get download linux-image-..., dpkg -x: nothing is installed). The program is called
 # with "rxe0 rxe1" behind its arguments; it sees this machine's files, read-only. Needs qemu-system-x86_64, busybox (static), cpio, ip and rdma. Exit code: the program's;
-# 77: something of that is missing, which is said. EP_GUEST_SECONDS: how long it may take, 300 unless given.
+# 77: something of that is missing, which is said. Without arguments it only looks for that. EP_GUEST_SECONDS: how long it may take, 300 unless given.
 set -eu
 
 for tool in qemu-system-x86_64 busybox cpio ip rdma; do
   command -v "$tool" >/dev/null || { echo "verbs guest: $tool is not installed" >&2; exit 77; }
 done
+[ $# -ne 0 ] || exit 0
 kernel=$1 modules=$2
 shift 2
 program=$(printf "'%s' " "$@") # no argument has a quote in it

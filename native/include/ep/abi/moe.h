@@ -89,6 +89,8 @@ EP_STATIC_ASSERT(sizeof(ep_moe_peer) == 72, "indexed by slot * world_size + rank
 
 /* ep_moe_buffer.flags: results may be read where experts write them, in staged_results, which then has room although nothing is cast. Where all peers are stored to. */
 #define EP_MOE_ZERO_COPY 1u
+/* The same: words and rows to some rank may go by a link to another GPU, one behind the other. Of time alone. */
+#define EP_MOE_LINKED 2u
 
 typedef struct ep_moe_buffer {
   ep_handle_header header; /* EP_MAGIC_MOE; kind EP_MOE_LOW_LATENCY or EP_MOE_HIGH_THROUGHPUT */
@@ -118,7 +120,7 @@ typedef struct ep_moe_buffer {
   uint64_t result_row_bytes; /* the same, rounded up to 16 */
   uint64_t recv_rows;        /* of the receive tensor */
   uint32_t alignment;        /* of blocks, in rows; 1 in low-latency form */
-  uint32_t flags;            /* EP_MOE_ZERO_COPY, alike on all ranks */
+  uint32_t flags;            /* EP_MOE_ZERO_COPY, alike on all ranks; EP_MOE_LINKED */
 } ep_moe_buffer;
 EP_STATIC_ASSERT(sizeof(ep_moe_buffer) == 336, "handed to kernels by value");
 

@@ -101,7 +101,7 @@ template <class Ctx, class Endpoint> EP_HD void moe_say_sent(Ctx& ctx, const End
     moe_say_stored(ctx, endpoint, at, EP_MOE_SIGNAL_COUNTED, rank);
   }
   /* HAZARD of time alone: this rank's blocks read at once, and what goes to another GPU goes one behind the other: a word that has not left when they do comes behind all that they ask for, 23 us of two GPUs. */
-  fence_system();
+  if ((at.buffer.flags & EP_MOE_LINKED) != 0) fence_system();
   warp.sync();
   if (lane != 0) return;
   ep_moe_peer& own = at.peer(at.self());
