@@ -152,7 +152,7 @@ void asks_behind_its_own_word() {
   EP_CHECK(held != 0);
 }
 
-// Blocks of a rank read as soon as they find that it has sent: by then the other rank has its word.
+// Blocks of a rank read as soon as they find that it has sent: by then the other rank has its word, if a link may lie between them.
 void tells_itself_last() {
   uint32_t looks = 0;
   for (uint64_t seed = 0; seed < 240 / seed_share; ++seed) {
@@ -164,9 +164,11 @@ void tells_itself_last() {
     const auto result = ranks.run_simt(shape(2, 8, 4), seeded(seed), [&](auto& ctx, int32_t rank) {
       return ranks.with_endpoint(plan.buffer(rank).memory, [&](const auto& endpoint) {
         moe_case::one_rank& own = plan.at(0, rank);
-        bool ok = moe_kernels::run(ctx, endpoint, plan.buffer(rank), own, 0);
+        ep_moe_buffer buffer = plan.buffer(rank);
+        buffer.flags |= EP_MOE_LINKED;
+        bool ok = moe_kernels::run(ctx, endpoint, buffer, own, 0);
         if (rank == 0 && ctx.lane() == 0) {
-          const ep::moe_view at{plan.buffer(0), own.dispatch.call};
+          const ep::moe_view at{buffer, own.dispatch.call};
           const uint64_t slot = at.signal_slot(EP_MOE_SIGNAL_COUNTED, 0);
           const auto said = [&](int32_t to) {
             const auto* words = reinterpret_cast<const uint64_t*>(reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers)[to].signals);
@@ -176,7 +178,7 @@ void tells_itself_last() {
           early += said(1) ? 0 : 1;
           ++looks;
         }
-        ok = moe_kernels::run(ctx, endpoint, plan.buffer(rank), own, 1) && ok;
+        ok = moe_kernels::run(ctx, endpoint, buffer, own, 1) && ok;
         return ok;
       });
     });

@@ -92,22 +92,23 @@ template <class Ctx, class Endpoint> EP_HD void moe_say_sent(Ctx& ctx, const End
     }
     warp.sync();
   }
+  const auto tell = [&](int32_t rank) {
+    ep_moe_peer& peer = at.peer(rank);
+    if (sound || rank != at.self()) peer.credited = at.call.epoch; /* of this rank: that it has sent */
+    peer.told = at.call.epoch; /* of this rank: the epoch, which every block has read */
+    moe_say_stored(ctx, endpoint, at, EP_MOE_SIGNAL_COUNTED, rank);
+  };
+  /* HAZARD of time alone: this rank's blocks read at once, and what goes to another GPU goes one behind the other: a word that has not left when they do comes behind all that they ask for, 23 us of two GPUs. So it arrives before they
+   * begin. On one GPU nothing is ahead of it, and a second turn takes 1 us. */
+  const bool own_last = (at.buffer.flags & EP_MOE_LINKED) != 0;
   for (int32_t rank = lane; rank < at.world(); rank += lanes) {
     if (rank != lane) told = tells(rank);
-    if (rank == at.self() || !(sound && told)) continue;
-    ep_moe_peer& peer = at.peer(rank);
-    peer.credited = at.call.epoch;
-    peer.told = at.call.epoch;
-    moe_say_stored(ctx, endpoint, at, EP_MOE_SIGNAL_COUNTED, rank);
+    if (rank == at.self() ? !own_last : sound && told) tell(rank);
   }
-  /* HAZARD of time alone: this rank's blocks read at once, and what goes to another GPU goes one behind the other: a word that has not left when they do comes behind all that they ask for, 23 us of two GPUs. */
-  if ((at.buffer.flags & EP_MOE_LINKED) != 0) fence_system();
+  if (!own_last) return;
+  fence_system();
   warp.sync();
-  if (lane != 0) return;
-  ep_moe_peer& own = at.peer(at.self());
-  if (sound) own.credited = at.call.epoch; /* that this rank has sent */
-  own.told = at.call.epoch; /* the epoch, which every block has read */
-  moe_say_stored(ctx, endpoint, at, EP_MOE_SIGNAL_COUNTED, at.self());
+  if (lane == 0) tell(at.self());
 }
 
 /* Whether all other blocks have ended the send half already, by the first warp of each; the one that all have ended for finds what they have written. */
