@@ -128,11 +128,11 @@ it(
 );
 
 it('fabric: attention, experts and process groups of four ranks over soft-RoCE', { timeout: 400_000 }, (context) => {
-  const program = [process.execPath, here('./work.mjs'), 'fabric', '4', '8'];
+  const program = [process.execPath, here('./work.mjs'), '4', '8'];
   const { stdout, status } = inGuest(context, ['env', fewConnections, 'TMPDIR=/dev/shm', ...program], 300);
   // Behind what the firmware writes to the same line.
   const lines = [...stdout.matchAll(/\{"done".*\}/g)].map(([line]) => JSON.parse(line));
-  const done = ['attention', 'experts', 'groups'].map((name) => ({ done: name, ranks: 4, device: 'verbs;ofi_rxm' }));
+  const done = ['attention', 'experts', 'groups'].map((name) => ({ done: name, ranks: 4, provider: 'verbs;ofi_rxm' }));
   expect(lines, stdout).toEqual(done);
   expect(status).toBe(0);
 });

@@ -1,7 +1,7 @@
 /**
- * Runs in the guest: the workloads of e2e/multinode on ranks that reach each other by a backing of providers.mjs, each a process, which have the devices in turn. One line of JSON for every
+ * Runs in the guest: the workloads of e2e/multinode on ranks that reach each other by `fabric` of providers.mjs, each a process, which have the devices in turn. One line of JSON for every
  * workload that all ranks have done.
- *   node work.mjs BACKING RANKS STEPS DEVICE...
+ *   node work.mjs RANKS STEPS DEVICE...
  */
 import { fork } from 'node:child_process';
 import { mkdtempSync } from 'node:fs';
@@ -10,13 +10,13 @@ import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { openFileStore } from '@ep/core';
 import { workloads } from '../multinode/workloads.mjs';
+import { fabric } from './providers.mjs';
 
 const names = ['attention', 'experts', 'groups'];
 
-async function beRank({ rank, worldSize, backing, steps, path }) {
+async function beRank({ rank, worldSize, steps, path }) {
   const store = await openFileStore(path);
-  const { [backing]: provider } = await import('./providers.mjs');
-  const transport = await provider.open(
+  const transport = await fabric.open(
     { rank, worldSize, store },
     { signal: AbortSignal.timeout(120_000), config: { timeoutMs: 120_000 } },
   );
@@ -25,25 +25,25 @@ async function beRank({ rank, worldSize, backing, steps, path }) {
     for (let step = 0; step < steps; step++) await work.step(step);
     await work.close();
     await transport.barrier();
-    process.send({ name, device: transport.offer.provider });
+    process.send({ name, provider: transport.offer.provider });
   }
   await transport.close();
   await store.close();
   process.disconnect();
 }
 
-async function beParent([backing, ranks, steps, ...devices]) {
+async function beParent([ranks, steps, ...devices]) {
   process.env.EP_GUEST_DEVICES = devices.join(',');
   const path = join(mkdtempSync(join(tmpdir(), 'ep-guest-')), 'store');
   const worldSize = Number(ranks);
   const done = new Map(names.map((name) => [name, 0]));
   const ends = Array.from({ length: worldSize }, (_, rank) => {
-    const order = { rank, worldSize, backing, steps: Number(steps), path };
+    const order = { rank, worldSize, steps: Number(steps), path };
     const child = fork(fileURLToPath(import.meta.url), [JSON.stringify(order)]);
-    child.on('message', ({ name, device }) => {
+    child.on('message', ({ name, provider }) => {
       done.set(name, done.get(name) + 1);
       if (done.get(name) === worldSize)
-        process.stdout.write(`${JSON.stringify({ done: name, ranks: worldSize, device })}\n`);
+        process.stdout.write(`${JSON.stringify({ done: name, ranks: worldSize, provider })}\n`);
     });
     return new Promise((resolve) =>
       child.on('exit', (code, signal) => resolve(code === 0 ? 0 : `rank ${rank}: ${code ?? signal}`)),

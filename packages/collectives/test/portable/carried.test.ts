@@ -159,8 +159,8 @@ describe.skipIf(unavailable)(`large calls that are carried${unavailable}`, () =>
       for (const [rank, engine] of world.engines.entries()) {
         const trace = engine.trace()[kind]!;
         expect([kind, rank, trace.bytes]).toEqual([kind, rank, sent[kind][rank]]);
-        // One in a round, and one to each other rank where the round did not come at once.
-        expect(trace.signals).toBeLessThanOrEqual(SIZE);
+        // In a round, in records, or in records what did not come at once in a round (rounds.test.ts).
+        expect([1, SIZE - 1, SIZE]).toContain(trace.signals);
       }
     }
   });
