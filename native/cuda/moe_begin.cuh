@@ -25,6 +25,23 @@ __device__ __forceinline__ void moe_begin(moe_begun& own, const cuda_environment
   __syncthreads();
 }
 
+/* Where peers' memory is, in the block's own memory: whatever a kernel reads or writes of a peer it asks for first, and each time that is as far as memory, since a load that acquires sweeps the first-level cache. */
+struct moe_near {
+  static constexpr uint32_t most_peers = 32; // more stay where they are
+  ep_memory_handle memory;
+  ep_peer_view peers[most_peers];
+};
+
+/* By all threads of a block, before a barrier of it. */
+__device__ __forceinline__ void moe_bring_near(moe_near& near, const ep_memory_handle& memory) {
+  const bool fits = static_cast<uint32_t>(memory.world_size) <= moe_near::most_peers;
+  const uint32_t words = fits ? static_cast<uint32_t>(memory.world_size) * static_cast<uint32_t>(sizeof(ep_peer_view) / 8) : 0;
+  for (uint32_t i = threadIdx.x; i < words; i += blockDim.x) reinterpret_cast<uint64_t*>(near.peers)[i] = reinterpret_cast<const uint64_t*>(memory.peers)[i];
+  if (threadIdx.x != 0) return;
+  near.memory = memory;
+  if (fits) near.memory.peers = reinterpret_cast<uint64_t>(near.peers);
+}
+
 __device__ __forceinline__ uint64_t moe_from_begin(const moe_begun& own, uint64_t ns) { return ns == 0 ? 0 : own.begin_ns + ns; }
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900

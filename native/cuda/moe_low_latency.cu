@@ -30,10 +30,12 @@ extern __shared__ __align__(128) uint8_t row_memory[];
 
 __global__ void __launch_bounds__(most_moe_lanes) dispatch_ranks(const __grid_constant__ calls<ep_moe_dispatch_args> all, const uint32_t halves) {
   __shared__ moe_begun own;
+  __shared__ moe_near near;
   __shared__ ep_moe_dispatch_args args;
   const rank_call<ep_moe_dispatch_args>& given = all.ranks[blockIdx.y];
   for (uint32_t i = threadIdx.x; i < sizeof args / 8; i += blockDim.x) reinterpret_cast<uint64_t*>(&args)[i] = reinterpret_cast<const uint64_t*>(&given.args)[i];
   moe_begin(own, given.environment);
+  moe_bring_near(near, given.buffer.memory);
   if (threadIdx.x == 0) {
     args.call.epoch = moe_epoch_of(given.buffer, given.args.call, (halves & moe_send_half) != 0);
     args.call.credits_by_ns = moe_from_begin(own, given.args.call.credits_by_ns);
@@ -42,17 +44,19 @@ __global__ void __launch_bounds__(most_moe_lanes) dispatch_ranks(const __grid_co
   }
   __syncthreads();
   of_rank<moe_dispatch_context> ctx(given.buffer, given.args.call, own.environment, static_cast<void*>(row_memory));
-  moe_low_latency_dispatch(ctx, load_store_endpoint{given.buffer.memory}, given.buffer, args, halves);
+  moe_low_latency_dispatch(ctx, load_store_endpoint{near.memory}, given.buffer, args, halves);
 }
 
 __global__ void __launch_bounds__(most_moe_lanes) combine_ranks(const __grid_constant__ calls<ep_moe_combine_args> all, const uint32_t halves) {
   __shared__ moe_begun own;
+  __shared__ moe_near near;
   const rank_call<ep_moe_combine_args>& given = all.ranks[blockIdx.y];
+  moe_bring_near(near, given.buffer.memory);
   moe_begin(own, given.environment);
   ep_moe_combine_args args = given.args; // the epoch in a register, the rest where it is: in shared memory sums took a tenth longer
   args.call.epoch = moe_epoch_of(given.buffer, given.args.call, false);
   of_rank<cuda_context> ctx(given.buffer, given.args.call, own.environment);
-  moe_low_latency_combine(ctx, load_store_endpoint{given.buffer.memory}, given.buffer, args, halves);
+  moe_low_latency_combine(ctx, load_store_endpoint{near.memory}, given.buffer, args, halves);
 }
 
 const void* const dispatch_kernel = reinterpret_cast<const void*>(dispatch_ranks);
