@@ -287,10 +287,16 @@ void engine::begin(outgoing one) {
   if (one.host == no_number && one.wanted.heavy()) heavy_.fetch_add(1, std::memory_order_relaxed); // one of the host counts since it was posted
   if (one.wanted.peer == context_->rank() && one.wanted.atomic == remote_atomic::none) {
     // HAZARD: an atomic of this rank on its own word goes through the provider, as those of others do; what comes after it must not end before.
-    one.here = !at.out.empty();
+    // What takes long goes piece by piece, by the thread that carries what does.
+    one.here = !at.out.empty() || one.wanted.heavy();
     if (!one.here) {
-      carry_out_here(one);
-      finish(at, one);
+      carry_out_here(one, UINT64_MAX);
+      // HAZARD: where an earlier one, an atomic, has failed: requests end in their order, and this number would say that it ended well.
+      if (!at.broken.load(std::memory_order_relaxed)) {
+        finish(at, one);
+      } else if (one.ring != no_number) {
+        ring_landed(one.ring);
+      }
       lighten(one);
       return;
     }
@@ -311,20 +317,29 @@ void engine::begin(outgoing one) {
   at.out.push_back(std::move(one));
 }
 
-void engine::carry_out_here(const outgoing& one) {
+// At most so many bytes of it. True: all of it is done, and signalled.
+bool engine::carry_out_here(outgoing& one, uint64_t most) {
   const request& wanted = one.wanted;
   const int32_t self = context_->rank();
   const symmetric_memory& memory = *one.memory;
-  if (wanted.reads) {
-    std::memcpy(reinterpret_cast<void*>(wanted.local), memory.data(self) + wanted.offset, wanted.row_bytes * wanted.rows);
-  } else if (wanted.word_bytes != 0) {
+  if (wanted.word_bytes != 0) {
     memory.write(self, wanted.offset, &wanted.word, wanted.word_bytes);
   } else {
-    for (uint64_t row = 0; row < wanted.rows; ++row) {
-      memory.write(self, wanted.offset + row * wanted.row_bytes, reinterpret_cast<const void*>(wanted.local + row * wanted.stride), wanted.row_bytes);
+    const uint64_t bytes = wanted.row_bytes * wanted.rows;
+    const uint64_t end = bytes - one.next > most ? one.next + most : bytes;
+    while (one.next < end) {
+      const uint64_t column = wanted.reads ? one.next : one.next % wanted.row_bytes;
+      const uint64_t row = wanted.reads ? 0 : one.next / wanted.row_bytes;
+      const uint64_t length = wanted.reads ? end - one.next : std::min(end - one.next, wanted.row_bytes - column);
+      auto* local = reinterpret_cast<uint8_t*>(wanted.local + row * wanted.stride + column);
+      if (wanted.reads) std::memcpy(local, memory.data(self) + wanted.offset + one.next, length);
+      else memory.write(self, wanted.offset + one.next, local, length);
+      one.next += length;
     }
+    if (end != bytes) return false;
   }
   memory.signal_update(self, wanted.slot, wanted.op, wanted.value);
+  return true;
 }
 
 // It is over, or will never be carried.
@@ -419,7 +434,7 @@ bool engine::step_if_free() {
 
 // Nothing waits for room. With the turn.
 bool engine::all_out() const {
-  return std::all_of(links_.begin(), links_.end(), [](const auto& at) { return at->control.empty() && at->posted == at->out.size(); });
+  return std::all_of(links_.begin(), links_.end(), [](const auto& at) { return at->state == link_state::failed || (at->control.empty() && at->posted == at->out.size()); });
 }
 
 // What was posted and no more: whoever posts waits next, and looks at what has come then. True: it is out.
@@ -483,8 +498,19 @@ void engine::step_back(std::unique_lock<std::mutex>& turn) {
 
 // Something that this rank awaits, or that it can do only later.
 bool engine::outstanding() const {
-  if (messages_under_way_ != 0 || !receives_unposted_.empty() || leave_by_ns_ != 0) return true;
-  return std::any_of(links_.begin(), links_.end(), [](const auto& at) { return !at->control.empty() || !at->out.empty() || !at->in.empty() || !at->retiring.empty() || at->applied != at->told; });
+  return messages_under_way_ != 0 || !receives_unposted_.empty() || leave_by_ns_ != 0 || awaits_peers();
+}
+
+bool engine::awaits_peers() const {
+  return std::any_of(links_.begin(), links_.end(), [](const auto& at) {
+    if (at->state != link_state::up) return at->state == link_state::left && !at->control.empty();
+    return !at->control.empty() || !at->out.empty() || !at->in.empty() || !at->retiring.empty() || at->applied != at->told;
+  });
+}
+
+bool engine::quiet() const {
+  const std::lock_guard turn(turn_);
+  return all_out() && !awaits_peers();
 }
 
 // How long until a peer has to hear of this rank, or has been silent for too long.
@@ -516,7 +542,8 @@ void engine::nap(std::unique_lock<std::mutex>& turn, int64_t now, int64_t idle_n
   sleeper.prepare();
   const ep_proxy_ring& ring = ring_->ring;
   const bool published = !ring_held_ && load_word(ring_->entries[ring.head & (ring.capacity - 1)].turn) == ring.head + 1;
-  if (published || any_posted_.load(std::memory_order_seq_cst) || (stopping_.load(std::memory_order_seq_cst) != 0 && leave_by_ns_ == 0)) {
+  const bool news = lines_ != nullptr && lines_->has_news();
+  if (published || news || any_posted_.load(std::memory_order_seq_cst) || (stopping_.load(std::memory_order_seq_cst) != 0 && leave_by_ns_ == 0)) {
     sleeper.cancel();
     return;
   }

@@ -103,6 +103,8 @@ class engine {
   uint64_t accepted(int32_t peer) const;
   // Something is under way that only the thread carries.
   bool heavy() const { return heavy_.load(std::memory_order_relaxed) != 0; }
+  // Nothing is to be sent, and no peer is awaited.
+  bool quiet() const;
   link_failure failure_of(int32_t peer) const;
   engine_counts counts() const;
   // What a kernel's request, or a peer, did wrong first; empty: nothing.
@@ -173,13 +175,14 @@ class engine {
   bool take_ring();
   bool take_posted();
   void begin(outgoing one);
-  void carry_out_here(const outgoing& one);
+  bool carry_out_here(outgoing& one, uint64_t most);
   void finish(link& at, const outgoing& one);
   void lighten(const outgoing& one);
   void ring_landed(uint64_t number);
   void nap(std::unique_lock<std::mutex>& turn, int64_t now, int64_t idle_ns);
   void doubt_descriptor(bool any, int64_t now);
   bool outstanding() const;
+  bool awaits_peers() const;
   int64_t until_due(int64_t now) const;
   // Empty: it can be sent. Otherwise what is wrong with it. Under the mutex.
   std::string prepare(outgoing& one, uint64_t memory_id, uint32_t& status) const;
@@ -247,7 +250,7 @@ class engine {
   std::vector<uint8_t> far_;
 
   // HAZARD: before `mutex_`, where both are taken.
-  std::mutex turn_;
+  mutable std::mutex turn_;
   // Of whoever has the turn.
   bool over_ = true; // the thread has not begun, or has ended
   std::vector<sharer> sharers_;

@@ -275,7 +275,7 @@ void lifelines::end(line& one, bool by_peer) {
   standing_.fetch_sub(1, std::memory_order_relaxed);
   if (!by_peer || one.left) return;
   peer.ended.store(true, std::memory_order_release);
-  news_.store(true, std::memory_order_release);
+  news_.store(true, std::memory_order_seq_cst); // before whoever sleeps is looked for
   std::atomic_thread_fence(std::memory_order_seq_cst);
   wake_notify(wake_);
 }

@@ -34,6 +34,7 @@ class lifelines {
   // Its process has ended, without a word.
   bool ended(int32_t peer) const { return peers_[static_cast<size_t>(peer)].ended.load(std::memory_order_acquire); }
   // Whether ended() has changed since this was last asked.
+  bool has_news() const { return news_.load(std::memory_order_seq_cst); }
   bool take_news() { return news_.load(std::memory_order_relaxed) && news_.exchange(false, std::memory_order_acq_rel); }
   // Lines on which both sides have proved who they are.
   uint32_t standing() const { return standing_.load(std::memory_order_relaxed); }

@@ -9,9 +9,6 @@
 namespace ep::fabric {
 namespace {
 
-// A read or write in pieces of this many bytes: what one peer is sent does not hold up what others are.
-constexpr uint64_t largest_piece = 4u << 20;
-
 // HAZARD: what lies in a GPU no thread here reads or writes.
 bool travels_inline(const outgoing& one) { return !one.wanted.answers() && !one.in_gpu && !one.wanted.of_gpu && one.wanted.bytes() <= inline_bytes; }
 
@@ -50,7 +47,7 @@ void engine::post_receives() {
 void engine::say(int32_t peer, message_kind kind, uint64_t value, uint64_t memory) {
   link& at = *links_[static_cast<size_t>(peer)];
   // HAZARD: who closes waits for what is still to be told, and whoever has left takes nothing any more: each rank's close would take as long as a farewell may.
-  if (at.state == link_state::left && kind != message_kind::byed) return;
+  if (at.state == link_state::failed || (at.state == link_state::left && kind != message_kind::byed)) return;
   at.control.push_back({kind, 0, value, memory});
 }
 
@@ -251,7 +248,7 @@ bool engine::pump(int32_t peer) {
     if (one.wanted.nowhere) continue;
     if (one.here) {
       if (at.posted != 0) break;
-      carry_out_here(one);
+      if (!carry_out_here(one, largest_piece)) return true; // signs of life in between
       continue;
     }
     if (one.numbered() && one.sequence >= at.acked + request_window) break;

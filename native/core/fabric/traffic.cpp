@@ -277,7 +277,7 @@ void engine::drop_requests(link& at, bool left_in_order) {
   }
   if (!left_in_order || !at.out.empty()) at.broken.store(true, std::memory_order_seq_cst);
   while (!at.out.empty()) {
-    if (at.out.front().here) carry_out_here(at.out.front()); // needs no provider
+    if (at.out.front().here) carry_out_here(at.out.front(), UINT64_MAX); // needs no provider
     if (at.out.front().ring != no_number) ring_landed(at.out.front().ring);
     take_off(at);
   }
@@ -289,6 +289,7 @@ void engine::drop_requests(link& at, bool left_in_order) {
 
 void engine::lose(int32_t peer, const std::string& why) {
   link& at = *links_[static_cast<size_t>(peer)];
+  at.control.clear(); // nobody hears it any more, and it would pass for work that is to be done
   if (at.state != link_state::up) {
     at.state = link_state::failed;
     return;
@@ -298,7 +299,6 @@ void engine::lose(int32_t peer, const std::string& why) {
     const std::lock_guard lock(mutex_);
     failures_[static_cast<size_t>(peer)] = {EP_STATUS_PEER_LOST, "rank " + std::to_string(peer) + ": " + why};
   }
-  at.control.clear();
   drop_requests(at, false);
   // What does not reach this rank itself says nothing of its life.
   if (peer != context_->rank()) context_->set_life(peer, EP_LIFE_DEAD);

@@ -94,7 +94,7 @@ inline std::optional<wire_brief> brief_of(const wire_message& message) {
 // The number with these lower bits that is next to `near`.
 constexpr uint64_t widened(uint32_t low, uint64_t near) { return near + static_cast<uint64_t>(static_cast<int64_t>(static_cast<int32_t>(low - static_cast<uint32_t>(near)))); }
 
-// Fills in all but what lies behind the payload. `acked` and `applied`: what the receiver knows of these numbers.
+// Fills in all but what lies behind the payload. `acked` and `applied`: what the receiver knows of these numbers. HAZARD: only requests have a number; that of anything else is 0, which is next to no number beyond 2^31.
 inline void expand(const wire_brief& brief, uint64_t acked, uint64_t applied, wire_message& message) {
   message.magic = wire_magic;
   message.kind = brief.kind;
@@ -103,7 +103,7 @@ inline void expand(const wire_brief& brief, uint64_t acked, uint64_t applied, wi
   message.source = brief.source;
   message.pieces = brief.pieces;
   message.acked = widened(brief.acked, acked);
-  message.sequence = widened(brief.sequence, applied);
+  message.sequence = brief.kind == message_kind::request ? widened(brief.sequence, applied) : brief.sequence;
   message.memory = brief.memory;
   message.offset = brief.offset;
   message.slot = brief.slot;

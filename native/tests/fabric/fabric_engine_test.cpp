@@ -117,7 +117,15 @@ void test_heavy() {
     EP_CHECK(world.ranks.ended(0, 1, number) == request_state::done);
     EP_CHECK(soon([&] { return !engine.heavy(); }));
   }
-  (void)posted(0); // for itself
+  // For itself, which takes several looks; what is posted behind it ends behind it.
+  constexpr uint64_t long_bytes = fabric::largest_piece + 100'000;
+  static_assert(long_bytes <= memory_bytes);
+  const uint64_t whole = world.ranks.post(0, fabric_ranks::with_signal(world.ranks.bytes_to(0, 0, 0, 0, long_bytes), 3, 1));
+  EP_CHECK(engine.heavy() || engine.look(0, whole) == request_state::done);
+  const uint64_t behind = world.ranks.post(0, fabric_ranks::with_signal(world.ranks.bytes_to(0, 0, 0, 0, 8), 3, 1));
+  EP_CHECK(world.ranks.ended(0, 0, behind) == request_state::done);
+  EP_CHECK(engine.look(0, whole) == request_state::done);
+  EP_CHECK_EQ(world.ranks.signal(0, 3), 2u);
   EP_CHECK(soon([&] { return !engine.heavy(); }));
   world.network.hold_writes(true);
   EP_CHECK(posted(2).second);
@@ -205,6 +213,10 @@ void test_silent_peer() {
   EP_CHECK_EQ(ranks.side(0).context->life(1), uint32_t{EP_LIFE_ALIVE});
   EP_CHECK(ranks.ended(0, 1, ranks.post(0, fabric_ranks::with_signal(ranks.bytes_to(0, 1, 0, 0, 5000), 6, 1))) == request_state::done);
   EP_CHECK_EQ(ranks.signal(1, 6), 1u);
+  // What a memory's end would tell it is nothing to wait for: the thread would look every millisecond from then on, and each post twice.
+  EP_CHECK(soon([&] { return ranks.side(0).engine->quiet(); }));
+  ranks.side(0).engine->remove_memory(*ranks.side(0).memory);
+  EP_CHECK(soon([&] { return ranks.side(0).engine->quiet(); }));
 }
 
 // A port that never has room again: nothing spins (the processor time says so), and the peers count as lost, since none of them is heard.
@@ -380,6 +392,17 @@ void test_briefs() {
         EP_CHECK_EQ(std::exchange(back.tag, 0), made.tag);
         EP_CHECK(tag(&back, bytes) != made.tag);
       }
+    }
+  }
+  // Whatever is no request has no number, however many the peer has been sent.
+  for (const uint64_t near : {uint64_t{0}, (uint64_t{1} << 31) - 1, (uint64_t{1} << 31) + 1, (uint64_t{1} << 32) + 5, (uint64_t{7} << 32) - 1}) {
+    for (const auto kind : {fabric::message_kind::alive, fabric::message_kind::bye, fabric::message_kind::byed, fabric::message_kind::retire, fabric::message_kind::retired}) {
+      fabric::wire_message made = sample(0, near + 3, 0);
+      made.kind = kind;
+      made.tag = tag(&made, fabric::head_bytes);
+      fabric::wire_message back{};
+      fabric::expand(*fabric::brief_of(made), near, near, back);
+      EP_CHECK(std::memcmp(&back, &made, fabric::head_bytes) == 0);
     }
   }
   EP_CHECK(!fabric::brief_of(sample(1, 1, fabric::brief_payload_bytes + 1)).has_value());

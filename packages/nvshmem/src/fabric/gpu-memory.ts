@@ -69,6 +69,7 @@ export async function allocateGpuMemory(
   const { rank, worldSize, context, world, nic, liveness, timeoutMs, onRelease } = allocator;
   await agreeOnSize(world, size, { pins: false, makes: false }, options);
   let made: { readonly memory: NativeSymmetricMemory; readonly bytes: number } | undefined;
+  let range: number | undefined; // held from before the signal words are, which may be too many
   let failure: unknown;
   // HAZARD: longer than what ranks say of memory on the host: who asks for that meanwhile is told that the calls differ.
   const description = new Uint8Array(worldSize + 8 + nic.partBytes());
@@ -78,6 +79,7 @@ export async function allocateGpuMemory(
   };
   try {
     const bytes = nic.gpuMemory(size.byteLength);
+    range = bytes;
     const memory = new (native().binding.SymmetricMemory)(context, 0, size.signalSlots);
     made = { memory, bytes };
     description[0] = 1;
@@ -85,6 +87,7 @@ export async function allocateGpuMemory(
   } catch (error) {
     failure = gpuError('allocate', error);
     description.fill(0);
+    if (made === undefined && range !== undefined) nic.disown(range);
   }
   try {
     const step = (what: string) => ({ where: 'allocate', what, code: 'EP_MEMORY_LIMIT' }) as const;
