@@ -178,11 +178,16 @@ double arg_double(Napi::Value value, const char* what) {
 
 byte_span arg_bytes(Napi::Value value, const char* what) {
   if (!value.IsTypedArray()) throw_invalid(value.Env(), std::string(what) + " must be a typed array");
-  const auto array = value.As<Napi::TypedArray>();
-  const auto buffer = array.ArrayBuffer();
-  if (buffer.IsDetached()) throw_invalid(value.Env(), std::string(what) + " is a typed array whose buffer was detached");
-  auto* base = static_cast<uint8_t*>(const_cast<Napi::ArrayBuffer&>(static_cast<const Napi::ArrayBuffer&>(buffer)).Data());
-  return {base == nullptr ? nullptr : base + array.ByteOffset(), array.ByteLength()};
+  // HAZARD: not by Napi::ArrayBuffer: there is none of a SharedArrayBuffer, whose arrays are as good.
+  void* data = nullptr;
+  napi_value buffer = nullptr;
+  bool detached = false;
+  const napi_env env = value.Env();
+  if (napi_get_typedarray_info(env, value, nullptr, nullptr, &data, &buffer, nullptr) != napi_ok || napi_is_detached_arraybuffer(env, buffer, &detached) != napi_ok) {
+    throw_invalid(value.Env(), std::string(what) + " is a typed array that cannot be read");
+  }
+  if (detached) throw_invalid(value.Env(), std::string(what) + " is a typed array whose buffer was detached");
+  return {static_cast<uint8_t*>(data), value.As<Napi::TypedArray>().ByteLength()};
 }
 
 Napi::Uint8Array bytes_copy(Napi::Env env, const void* data, size_t size) {

@@ -4,7 +4,7 @@ import { checkApart, checkReduceOp } from './checks.js';
 import { DeviceElements } from './device/elements.js';
 import type { Data, Elements } from './engine.js';
 import type { CallLimits, CountedCall } from './lane.js';
-import { dataOf, dtypeOf } from './operands.js';
+import { checkStillLiving, dataOf, dtypeOf } from './operands.js';
 import type { Operand } from './options.js';
 import type { ReduceOp } from './reduce-op.js';
 
@@ -68,6 +68,10 @@ export function coalescedCalls(
       const call = { kind: 'all-reduce', sequence: 0, dtype, reduceOp, root: -1, inputs: one, outputs: one } as const;
       return { call: { ...call, ...limits }, elements: elements.length };
     }),
-    finish: () => packed.forEach(unpack),
+    finish: () => {
+      // All of them before any: some results are none.
+      for (const { parts } of packed) for (const { elements } of parts) checkStillLiving(elements, where);
+      packed.forEach(unpack);
+    },
   };
 }

@@ -155,7 +155,7 @@ export class Lane {
     return new DoneCollective(op, number, outcome.contributors, this.engine.size);
   }
 
-  /** One or more calls as one Work, which ends as the first that fails, or after `finish` once all are done. */
+  /** One or more calls as one Work, which ends when all have, as the first that fails, or after `finish`. HAZARD: not before: those behind the one that fails still write to the caller's tensors. */
   runAll(op: string, calls: readonly CountedCall[], finish: () => void): CollectiveWork {
     const number = this.#issued + 1;
     this.#issued += calls.length;
@@ -163,9 +163,11 @@ export class Lane {
     const ends = calls.map(({ call, elements }) =>
       gate === undefined ? this.#recorded(op, call, elements) : gate.then(() => this.#recorded(op, call, elements)),
     );
-    const outcome = Promise.all(ends).then((all) => {
+    const outcome = Promise.allSettled(ends).then((all) => {
+      const failed = all.find((end) => end.status === 'rejected');
+      if (failed !== undefined) throw failed.reason;
       finish();
-      return all.at(-1)!;
+      return (all.at(-1) as PromiseFulfilledResult<EngineEnd>).value;
     });
     return this.#follow(op, number, calls[0]?.call.signal, outcome);
   }
@@ -217,6 +219,11 @@ export class Lane {
    * which all make.
    */
   async join(op: string, elastic: Elastic, limits: CallLimits, body: (run: RunInTurn) => Promise<void>): Promise<void> {
+    if (this.#joining) {
+      throw new EpError('EP_BUSY', `${op}: this rank waits in joinGroup() already`, {
+        context: { group: this.#group },
+      });
+    }
     this.#joining = true;
     try {
       await this.#calls.idle(limits.signal === undefined ? {} : { signal: limits.signal });
@@ -262,7 +269,9 @@ export class Lane {
       this.#calls.abort(reason);
       this.#receives.abort(reason);
     }
-    this.check();
+    // What has failed; not that a rank which waits to be taken in makes no calls.
+    this.#calls.check();
+    this.#receives.check();
   }
 
   #start(call: DraftCall): EngineEnd | Promise<EngineEnd> {
@@ -328,6 +337,8 @@ export class Lane {
     try {
       const end = await this.engine.elastic!.change({ ...call, sequence });
       this.#ran = end.sequence;
+      // Numbers of Works are those of the records, also where ranks had made unlike calls before.
+      this.#issued += end.sequence - sequence;
       this.#recorder?.end(token, 'done');
       return end;
     } catch (error) {

@@ -41,20 +41,27 @@ async function gatherNumbers(
 
 interface Proposal {
   readonly ranks: readonly Rank[];
-  readonly label: string;
+  /** Undefined: none was given. */
+  readonly label: string | undefined;
+  /** Which group of this rank's it would be. */
+  readonly made: number;
 }
 
-/** Throws `EP_MISMATCH` on all ranks alike unless all propose the same: names those outside of the majority, or everybody where there is none. */
-export async function agreeOnMembers(lane: Lane, op: string, proposal: Proposal, limits: CallLimits): Promise<void> {
+/** HAZARD: a rank whose call was refused, or that others waited for in vain, has counted otherwise: the group's is the highest number that any has. */
+const agreedNumber = (numbers: Iterable<number>): number => Math.max(...numbers);
+
+/** The number of the group. Throws `EP_MISMATCH` on all ranks alike unless all propose the same: names those outside of the majority, or everybody where there is none. */
+export async function agreeOnMembers(lane: Lane, op: string, proposal: Proposal, limits: CallLimits): Promise<number> {
   const { size } = lane.engine;
   const { ranks, label } = proposal;
-  const label32 = createHash('sha256').update(label).digest().readInt32LE();
-  const all = await gatherNumbers(
+  const label32 = label === undefined ? 0 : createHash('sha256').update(label).digest().readInt32LE() | 1;
+  const gathered = await gatherNumbers(
     lane,
     op,
-    Int32Array.of(label32, ranks.length, ...ranks, ...new Array<number>(size - ranks.length).fill(0)),
+    Int32Array.of(proposal.made, label32, ranks.length, ...ranks, ...new Array<number>(size - ranks.length).fill(0)),
     limits,
   );
+  const all = new Map([...gathered].map(([rank, row]) => [rank, row.subarray(1)]));
   const camps = new Map<string, Rank[]>();
   for (const [rank, row] of all) {
     const key = row.join();
@@ -62,7 +69,7 @@ export async function agreeOnMembers(lane: Lane, op: string, proposal: Proposal,
     if (camp === undefined) camps.set(key, [rank]);
     else camp.push(rank);
   }
-  if (camps.size === 1) return;
+  if (camps.size === 1) return agreedNumber([...gathered.values()].map(([made]) => made!));
   const [largest, ...others] = [...camps.values()].sort((a, b) => b.length - a.length || a[0]! - b[0]!) as [
     Rank[],
     ...Rank[][],
@@ -81,17 +88,22 @@ export async function agreeOnMembers(lane: Lane, op: string, proposal: Proposal,
   });
 }
 
-/** The ranks of this rank's colour in the order of their keys; undefined without one. */
+export function checkColor(color: number | undefined, key: number, op: string): void {
+  if (color !== undefined) checkInteger(color, 'color', op, 0, LARGEST);
+  checkInteger(key, 'key', op, -LARGEST, LARGEST);
+}
+
+/** The number of the groups, and the ranks of this rank's colour in the order of their keys; undefined without one. */
 export async function agreeOnColors(
   lane: Lane,
   op: string,
-  { color, key }: { readonly color: number | undefined; readonly key: number },
+  { color, key, made }: { readonly color: number | undefined; readonly key: number; readonly made: number },
   limits: CallLimits,
-): Promise<readonly Rank[] | undefined> {
-  if (color !== undefined) checkInteger(color, 'color', op, 0, LARGEST);
-  checkInteger(key, 'key', op, -LARGEST, LARGEST);
-  const all = await gatherNumbers(lane, op, Int32Array.of(color ?? NO_COLOR, key), limits);
-  if (color === undefined) return undefined;
+): Promise<{ readonly made: number; readonly ranks: readonly Rank[] | undefined }> {
+  const all = await gatherNumbers(lane, op, Int32Array.of(color ?? NO_COLOR, key, made), limits);
+  const agreed = agreedNumber([...all.values()].map(([, , its]) => its!));
+  if (color === undefined) return { made: agreed, ranks: undefined };
   const same = [...all].filter(([, [its]]) => its === color);
-  return same.sort(([a, [, keyA]], [b, [, keyB]]) => keyA! - keyB! || a - b).map(([rank]) => rank);
+  const ranks = same.sort(([a, [, keyA]], [b, [, keyB]]) => keyA! - keyB! || a - b).map(([rank]) => rank);
+  return { made: agreed, ranks };
 }

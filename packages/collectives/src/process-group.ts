@@ -18,7 +18,7 @@ import { Collectives, type GroupParts } from './collectives.js';
 import { admit, elasticOf, evict, grow, shareMade, survey } from './elastic.js';
 import type { GroupEngine, PeerState, RecvEnd } from './engine.js';
 import type { CallLimits } from './lane.js';
-import { agreeOnColors, agreeOnMembers, checkMembers, checkRanks } from './members.js';
+import { agreeOnColors, agreeOnMembers, checkColor, checkMembers, checkRanks } from './members.js';
 import { allGatherObject, broadcastObject, gatherObject } from './objects.js';
 import { dtypeOf, messageData } from './operands.js';
 import type {
@@ -280,11 +280,14 @@ export class ProcessGroup extends Collectives {
     const op = 'newGroup';
     this.enter(op);
     checkMembers(ranks, op, this.size);
+    const { name } = options;
+    if (name !== undefined && typeof name !== 'string')
+      throw invalid('name', { where: op, expected: 'a string', found: name });
     const stream = this.#streamOf(op, options);
-    const made = ++this.#made;
-    const label = options.name ?? `${made}`;
     const limits = this.limits(op, options);
-    await agreeOnMembers(this.lane, op, { ranks, label }, limits);
+    const made = await agreeOnMembers(this.lane, op, { ranks, label: name, made: ++this.#made }, limits);
+    this.#made = Math.max(this.#made, made);
+    const label = name ?? `${made}`;
     return this.#open(op, ranks, { name: `${this.name}/${label}`, id: `${this.#id}/${made}`, stream }, limits);
   }
 
@@ -295,10 +298,11 @@ export class ProcessGroup extends Collectives {
   async split(color: number | undefined, key = 0, options: SplitGroupOptions = {}): Promise<ProcessGroup | undefined> {
     const op = 'split';
     this.enter(op);
+    checkColor(color, key, op);
     const stream = this.#streamOf(op, options);
-    const made = ++this.#made;
     const limits = this.limits(op, options);
-    const ranks = await agreeOnColors(this.lane, op, { color, key }, limits);
+    const { made, ranks } = await agreeOnColors(this.lane, op, { color, key, made: ++this.#made }, limits);
+    this.#made = Math.max(this.#made, made);
     const part = `${made}.${color}`;
     return this.#open(op, ranks, { name: `${this.name}/${part}`, id: `${this.#id}/${part}`, stream }, limits);
   }
@@ -358,6 +362,7 @@ export class ProcessGroup extends Collectives {
     const release = async (): Promise<void> => void this.children.remove(group);
     const group = await openGroup(this.#world, { ...named, ...limits, rank, ranks: worldRanks, release });
     try {
+      this.checkOpen(op);
       return this.children.add(group);
     } catch (error) {
       // This group was closed in the meantime.

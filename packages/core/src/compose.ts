@@ -40,7 +40,7 @@ import type {
   WaitOptions,
 } from './transport.js';
 import { linkSignals } from './waiting.js';
-import type { Work } from './work.js';
+import { createWork, type Work, WorkOwner } from './work.js';
 
 /** Returns the transport, one of those given, through which `peer` is reached. Asked once for every rank, this one too. */
 export type RoutePolicy<C extends Need> = (peer: Rank, transports: readonly Transport<C>[]) => Transport<C>;
@@ -106,67 +106,144 @@ export function commonCapabilities(all: readonly Capabilities[]): Capabilities {
 
 /**
  * Says regions and memories of the composed transport in the words of the member that reaches the peer. What not all members offer is refused, also where this one does: who
- * could use it with some peers would fail with others. A batch with such a request is refused as a whole.
+ * could use it with some peers would fail with others. Whatever is wrong with a call is carried by its Work, as by those of the members: in a batch each request has its own status.
  */
 class ComposedEndpoint<C extends Need> extends Resource implements Endpoint<C> {
   readonly peer: Rank;
   readonly #inner: Endpoint<C>;
   readonly #member: number;
   readonly #needs: ReadonlySet<Need>;
+  /** Of the requests that were refused here: the member has all others. */
+  readonly #owner: WorkOwner;
+  #refused = 0;
 
   constructor(inner: Endpoint<C>, member: number, needs: ReadonlySet<Need>) {
-    super(`endpoint to rank ${inner.peer}`);
+    const label = `endpoint to rank ${inner.peer}`;
+    super(label);
     this.peer = inner.peer;
     this.#inner = inner;
     this.#member = member;
     this.#needs = needs;
+    this.#owner = new WorkOwner(label);
   }
 
   readonly put = (from: Region, to: RemoteRegion, options?: { readonly signal?: SignalUpdate<C> }): Work => {
-    this.checkOpen('put');
-    this.#checkOffered(options?.signal);
-    return this.#inner.put(this.#local(from), this.#remote(to, 'put'), options);
+    this.#checkUsable('put');
+    let source: Region;
+    let target: RemoteRegion;
+    try {
+      this.#checkOffered(options?.signal);
+      source = this.#local(from, 'put');
+      target = this.#remote(to, 'put');
+    } catch (error) {
+      return this.#failed('put', error);
+    }
+    return this.#inner.put(source, target, options);
   };
 
   readonly putValue = (to: RemoteRegion, value: bigint, options?: { readonly signal?: SignalUpdate<C> }): Work => {
-    this.checkOpen('putValue');
-    this.#checkOffered(options?.signal);
-    return this.#inner.putValue(this.#remote(to, 'putValue'), value, options);
+    this.#checkUsable('putValue');
+    let target: RemoteRegion;
+    try {
+      this.#checkOffered(options?.signal);
+      target = this.#remote(to, 'putValue');
+    } catch (error) {
+      return this.#failed('putValue', error);
+    }
+    return this.#inner.putValue(target, value, options);
   };
 
   readonly signal = (memory: SymmetricMemory, update: SignalUpdate<C>): Work => {
-    this.checkOpen('signal');
-    this.#checkOffered(update);
-    return this.#inner.signal(this.#memory(memory), update);
+    this.#checkUsable('signal');
+    let target: SymmetricMemory;
+    try {
+      this.#checkOffered(update);
+      target = this.#memory(memory);
+    } catch (error) {
+      return this.#failed('signal', error);
+    }
+    return this.#inner.signal(target, update);
   };
 
   readonly get = (from: RemoteRegion, to: Region): Work => {
-    this.checkOpen('get');
-    this.#checkNeed('get');
-    return this.#inner.get(this.#remote(from, 'get'), this.#local(to));
+    this.#checkUsable('get');
+    let source: RemoteRegion;
+    let target: Region;
+    try {
+      this.#checkNeed('get');
+      source = this.#remote(from, 'get');
+      target = this.#local(to, 'get');
+    } catch (error) {
+      return this.#failed('get', error);
+    }
+    return this.#inner.get(source, target);
   };
 
   readonly fetchAdd = (to: RemoteRegion, add: bigint): Work<bigint> =>
-    this.#atomics('fetchAdd')(this.#remote(to, 'fetchAdd'), add);
+    this.#atomic('fetchAdd', to, (word) => this.#inner.fetchAdd!(word, add));
 
   readonly compareSwap = (to: RemoteRegion, compare: bigint, swap: bigint): Work<bigint> =>
-    this.#atomics('compareSwap')(this.#remote(to, 'compareSwap'), compare, swap);
+    this.#atomic('compareSwap', to, (word) => this.#inner.compareSwap!(word, compare, swap));
 
   readonly submit = (batch: readonly Request<C>[]): readonly Work[] => {
-    this.checkOpen('submit');
-    return this.#inner.submit(batch.map((request) => this.#request(request)));
+    this.#checkUsable('submit');
+    if (!Array.isArray(batch)) {
+      throw invalid('batch', { where: 'submit', expected: 'a list of requests', found: batch });
+    }
+    const requests: Request<C>[] = [];
+    /** By place in the batch. */
+    const refusals = new Map<number, unknown>();
+    for (const [place, request] of (batch as readonly Request<C>[]).entries()) {
+      try {
+        requests.push(this.#request(request));
+      } catch (reason) {
+        refusals.set(place, reason);
+      }
+    }
+    const works = this.#inner.submit(requests);
+    if (refusals.size === 0) return works;
+    const taken = works.values();
+    return (batch as readonly Request<C>[]).map((request, place) =>
+      refusals.has(place) ? this.#failed(request?.kind ?? 'submit', refusals.get(place)) : taken.next().value!,
+    );
   };
 
-  readonly flush = (options?: WaitOptions): Promise<void> => this.guard('flush', () => this.#inner.flush(options));
+  readonly flush = (options?: WaitOptions): Promise<void> =>
+    this.guard('flush', () => {
+      this.#owner.check();
+      return this.#inner.flush(options);
+    });
 
-  protected override release(): Promise<void> {
-    return this.#inner.close();
+  protected override async release(): Promise<void> {
+    await this.#inner.close();
+    this.#owner.check();
   }
 
-  #atomics<K extends 'fetchAdd' | 'compareSwap'>(operation: K): NonNullable<Endpoint<C>[K]> {
+  #checkUsable(operation: string): void {
     this.checkOpen(operation);
-    this.#checkNeed('atomics');
-    return this.#inner[operation]!;
+    this.#owner.check();
+  }
+
+  #failed<T>(op: string, reason: unknown): Work<T> {
+    const control = createWork<T>({ op, sequence: this.#refused++, owner: this.#owner });
+    control.reject(reason);
+    return control.work;
+  }
+
+  #atomic(
+    operation: 'fetchAdd' | 'compareSwap',
+    to: RemoteRegion,
+    begin: (word: RemoteRegion) => Work<bigint>,
+  ): Work<bigint> {
+    this.#checkUsable(operation);
+    let word: RemoteRegion;
+    try {
+      this.#checkNeed('atomics');
+      word = this.#remote(to, operation);
+    } catch (error) {
+      return this.#failed(operation, error);
+    }
+    return begin(word);
   }
 
   #checkOffered(update: SignalUpdate<C> | undefined): void {
@@ -187,36 +264,56 @@ class ComposedEndpoint<C extends Need> extends Resource implements Endpoint<C> {
   }
 
   #memory(memory: SymmetricMemory): SymmetricMemory {
-    return memory instanceof ComposedMemory ? memory.member(this.#member) : memory;
+    return memory instanceof ComposedMemory ? this.#partOf(memory) : memory;
   }
 
-  #local(region: Region): Region {
-    const { memory, byteOffset, byteLength } = region;
-    if (memory instanceof ComposedMemory) return memory.member(this.#member).local(byteOffset, byteLength);
-    if (memory instanceof ComposedAdoption) return { ...region, memory: memory.member(this.#member) };
+  #partOf<M>(memory: { member(index: number): M }): M {
+    const part = memory.member(this.#member);
+    // One that was composed of fewer transports.
+    if (part === undefined) throw new EpError('EP_INVALID_ARGUMENT', 'the memory belongs to another transport');
+    return part;
+  }
+
+  #local(region: Region, operation: string): Region {
+    const memory: unknown = region?.memory;
+    if (typeof memory !== 'object' || memory === null) {
+      throw invalid('region', {
+        where: `${operation} to rank ${this.peer}`,
+        expected: 'one of this rank, which memory.local() makes',
+        found: region,
+      });
+    }
+    if (memory instanceof ComposedMemory) return this.#partOf(memory).local(region.byteOffset, region.byteLength);
+    if (memory instanceof ComposedAdoption) return { ...region, memory: this.#partOf(memory) };
     return region;
   }
 
   #remote(region: RemoteRegion, operation: string): RemoteRegion {
-    if (region.peer !== this.peer) {
+    if (region?.peer !== this.peer) {
       throw invalid('remote region', {
         where: `${operation} to rank ${this.peer}`,
         expected: `one of rank ${this.peer}`,
-        found: `one of rank ${region.peer}`,
+        found: region?.peer === undefined ? region : `one of rank ${region.peer}`,
       });
     }
     return region.memory instanceof ComposedMemory ? region.memory.routed(region) : region;
   }
 
   #request(request: Request<C>): Request<C> {
-    this.#checkOffered(request.signal);
-    switch (request.kind) {
+    switch (request?.kind) {
       case 'put':
-        return { ...request, from: this.#local(request.from), to: this.#remote(request.to, 'submit') };
+        this.#checkOffered(request.signal);
+        return { ...request, from: this.#local(request.from, 'put'), to: this.#remote(request.to, 'put') };
       case 'put-value':
-        return { ...request, to: this.#remote(request.to, 'submit') };
+        this.#checkOffered(request.signal);
+        return { ...request, to: this.#remote(request.to, 'put-value') };
       case 'signal':
+        this.#checkOffered(request.signal);
         return { ...request, memory: this.#memory(request.memory) };
+      default: {
+        const found: unknown = (request as { kind?: unknown } | undefined)?.kind ?? request;
+        throw invalid('kind', { where: 'submit', expected: 'put, put-value or signal', found });
+      }
     }
   }
 }

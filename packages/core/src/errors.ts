@@ -74,7 +74,7 @@ export const ERROR_TABLE = {
     remedy: 'let ranks in first (readmit(), recoverRanks()); peerState() tells when they wait in joinGroup()',
   },
   EP_EVICTED: {
-    scope: 'transport',
+    scope: 'operation',
     meaning: 'the other ranks of a group took this one out and go on without it',
     remedy: 'joinGroup() once they are to take it in again, or close the group',
   },

@@ -126,9 +126,8 @@ describe('compose', () => {
     await mine.read(mine.local(20, 2), into);
     expect([...into]).toEqual([1, 2]);
     await adopted.close();
-    expect(() => endpoint.put({ memory: adopted, byteOffset: 0, byteLength: 1 }, mine.remote(3, 1, 1))).toThrow(
-      expect.objectContaining({ code: 'EP_CLOSED' }),
-    );
+    const late = endpoint.put({ memory: adopted, byteOffset: 0, byteLength: 1 }, mine.remote(3, 1, 1));
+    await expect(late).rejects.toMatchObject({ code: 'EP_CLOSED' });
   });
 
   it('refuses what is out of bounds or meant for another peer', async () => {
@@ -138,10 +137,60 @@ describe('compose', () => {
     expect(() => memory!.remote(3, 60, 5)).toThrow(expect.objectContaining({ code: 'EP_INVALID_ARGUMENT' }));
     expect(() => memory!.remote(4, 0, 1)).toThrow(/peer must be an integer from 0 to 3, found 4/);
     expect(() => memory!.local(60, 5)).toThrow(expect.objectContaining({ code: 'EP_INVALID_ARGUMENT' }));
-    expect(() => endpoint.put(memory!.local(0, 1), memory!.remote(2, 0, 1))).toThrow(
+    await expect(endpoint.put(memory!.local(0, 1), memory!.remote(2, 0, 1))).rejects.toThrow(
       /put to rank 1: remote region must be one of rank 1, found "one of rank 2"/,
     );
     await expect(ranks[0]!.connect(4)).rejects.toMatchObject({ code: 'EP_INVALID_ARGUMENT' });
+  });
+
+  it('carries what is wrong with a call by its Work', async () => {
+    const { ranks } = cluster();
+    const [memory] = await allocate(ranks);
+    const endpoint = await ranks[0]!.connect(3);
+    const [from, to] = [memory!.local(0, 1), memory!.remote(3, 0, 1)];
+    const signal = { slot: 0, op: 'add', value: 1n } as const;
+    const fewer = compose([fakeTransport(fakeWorld(), 0, WORLD, { name: 'alone', needs: ['bundled', 'add'] })]);
+    const foreign = await fewer.allocate(SIZE);
+    for (const odd of [undefined, null, 5, 'x', {}, []] as never[]) {
+      const calls = [
+        ...[() => [endpoint.put(odd, to)], () => [endpoint.put(from, odd)], () => [endpoint.putValue(odd, 1n)]],
+        () => endpoint.submit([odd, { kind: 'put', from: odd, to }, { kind: 'put-value', to: odd, value: 1n }]),
+      ];
+      for (const call of calls)
+        for (const work of call()) await expect(work).rejects.toMatchObject({ code: 'EP_INVALID_ARGUMENT' });
+      if (!Array.isArray(odd)) expect(() => endpoint.submit(odd)).toThrow(/batch must be a list of requests/);
+    }
+    await expect(endpoint.put(foreign.local(0, 1), to)).rejects.toMatchObject({ code: 'EP_INVALID_ARGUMENT' });
+    await expect(endpoint.signal(foreign, signal)).rejects.toMatchObject({ code: 'EP_INVALID_ARGUMENT' });
+    await fewer.close();
+  });
+
+  it('gives each request of a batch its own status', async () => {
+    const { ranks } = cluster();
+    const memories = await allocate(ranks);
+    const memory = memories[0]!;
+    const endpoint = await ranks[0]!.connect(3);
+    memory.view('u8', 0, 1)[0] = 9;
+    const from = memory.local(0, 1);
+    const works = endpoint.submit([
+      { kind: 'put', from, to: memory.remote(2, 5, 1) },
+      { kind: 'put', from, to: memory.remote(3, 6, 1) },
+      undefined as never,
+      { kind: 'put-value', to: memory.remote(3, 7, 1), value: 4n },
+    ]);
+    const ends = await Promise.allSettled(works);
+    expect(ends.map(({ status }) => status)).toEqual(['rejected', 'fulfilled', 'rejected', 'fulfilled']);
+    expect(works.map(({ op }) => op)).toEqual(['put', 'put', 'submit', 'put-value']);
+    expect([...memories[3]!.view('u8', 5, 3)]).toEqual([0, 9, 4]);
+    // What nobody looked at is told once, by the next call or by the close.
+    const wrong = () => void endpoint.putValue(memory.remote(2, 0, 1), 1n);
+    wrong();
+    expect(wrong).toThrow(/putValue \d+ failed earlier and nobody waited for it/);
+    wrong();
+    await expect(endpoint.flush()).rejects.toMatchObject({ code: 'EP_INVALID_ARGUMENT' });
+    await endpoint.flush();
+    wrong();
+    await expect(endpoint.close()).rejects.toMatchObject({ code: 'EP_INVALID_ARGUMENT' });
   });
 
   it('rejects instead of splitting in silence where memory cannot be shared, and leaves nothing behind', async () => {
@@ -266,12 +315,15 @@ describe('compose', () => {
     const { ranks } = cluster({ nic: { needs: ['bundled', 'add'] } });
     const [memory] = await allocate(ranks);
     const endpoint = await ranks[0]!.connect(1);
-    const refused = expect.objectContaining({ code: 'EP_UNSUPPORTED', message: expect.stringMatching(/'prior'/) });
+    const refused = { code: 'EP_UNSUPPORTED', message: expect.stringMatching(/'prior'/) };
     const update = { slot: 0, op: 'add', value: 1n, order: 'prior' } as never;
-    expect(() => endpoint.signal(memory!, update)).toThrow(refused);
-    expect(() => endpoint.put(memory!.local(0, 1), memory!.remote(1, 0, 1), { signal: update })).toThrow(refused);
-    expect(() => endpoint.submit([{ kind: 'signal', memory: memory!, signal: update }])).toThrow(refused);
-    expect(() => endpoint.get(memory!.remote(1, 0, 1), memory!.local(0, 1))).toThrow(/'get'/);
+    const put = () => endpoint.put(memory!.local(0, 1), memory!.remote(1, 0, 1), { signal: update });
+    await expect(endpoint.signal(memory!, update)).rejects.toMatchObject(refused);
+    await expect(put()).rejects.toMatchObject(refused);
+    await expect(endpoint.submit([{ kind: 'signal', memory: memory!, signal: update }])[0]).rejects.toMatchObject(
+      refused,
+    );
+    await expect(endpoint.get(memory!.remote(1, 0, 1), memory!.local(0, 1))).rejects.toThrow(/'get'/);
     expect(memory!.signals.peek(0)).toBe(0n);
   });
 
@@ -283,8 +335,8 @@ describe('compose', () => {
     for (const peer of [1, 3]) {
       const endpoint = await ranks[0]!.connect(peer);
       const word = memory!.remote(peer, 0, 8);
-      expect(() => endpoint.fetchAdd!(word, 1n)).toThrow(/'atomics'/);
-      expect(() => endpoint.compareSwap!(word, 0n, 1n)).toThrow(expect.objectContaining({ code: 'EP_UNSUPPORTED' }));
+      await expect(endpoint.fetchAdd!(word, 1n)).rejects.toThrow(/'atomics'/);
+      await expect(endpoint.compareSwap!(word, 0n, 1n)).rejects.toMatchObject({ code: 'EP_UNSUPPORTED' });
     }
     const alone = compose([fakeTransport(fakeWorld(), 0, 1, { name: 'alone', needs })]);
     expect(offers(alone as Transport<Need>, 'atomics')).toBe(true);

@@ -9,6 +9,11 @@ describe('errors', () => {
     }
   });
 
+  it('leave what their remedies go on with', () => {
+    // A rank that was taken out of a group joins it again, over the transport that it has.
+    expect(new EpError('EP_EVICTED', 'x').scope).toBe('operation');
+  });
+
   it('keep context, cause and native status', () => {
     const cause = new Error('deep');
     const error = new EpError('EP_SYSTEM', 'mmap failed', {

@@ -10,7 +10,7 @@ import {
   type Transport,
   type WaitOptions,
 } from '@ep/core';
-import { compareLines, RECORD_BYTES } from './difference.js';
+import { compareLines, RECORD_BYTES, refusal } from './difference.js';
 
 type Portable = 'bundled' | 'add';
 
@@ -82,6 +82,21 @@ export class Agreement {
     );
     this.#tail = run.catch(() => {});
     return run;
+  }
+
+  /**
+   * `same`, behind what each rank has done alone. A rank that has failed in it takes part: it throws its own reason, and the others are refused with that and its rank instead of
+   * waiting for it.
+   */
+  async conclude(
+    where: string,
+    refused: { readonly reason: unknown } | undefined,
+    lines: readonly string[],
+    options: WaitOptions = {},
+  ): Promise<void> {
+    if (refused === undefined) return this.same(where, lines, options);
+    await this.same(where, refusal(refused.reason), options).catch(() => {}); // whatever it says, this rank knows better
+    throw refused.reason;
   }
 
   /** Resolves when no exchange is under way. */

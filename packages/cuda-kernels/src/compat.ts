@@ -369,16 +369,24 @@ export async function openCompatDispatcher(
       Array.from({ length: worldSize }, (_, peer) => transport.connect(peer as Rank)),
     );
     const agreement = new Agreement(transport, memory, endpoints, { byteOffset: agreementAt, slot: 2 * worldSize });
-    stream = options.stream ?? new HostStream();
-    await agreement.same(where, [`queryBytes is ${queryBytes}`, `keyValueBytes is ${keyValueBytes}`], wait);
+    // A rank that fails here still takes part: the others must hear of it instead of waiting for it.
+    let handle: DeviceHandle<'bundled' | 'add'> | undefined;
+    let refused: { readonly reason: unknown } | undefined;
+    try {
+      handle = transport.device(memory);
+      stream = options.stream ?? new HostStream();
+    } catch (reason) {
+      refused = { reason };
+    }
+    const lines = [`queryBytes is ${queryBytes}`, `keyValueBytes is ${keyValueBytes}`];
+    await agreement.conclude(where, refused, lines, wait);
     const place = { queryBytes, keyValueBytes };
-    const handle = transport.device(memory);
     return new CompatDispatcher({
       transport,
       memory,
-      handle,
+      handle: handle!,
       agreement,
-      stream,
+      stream: stream!,
       ownStream,
       place,
       blocks,

@@ -1,5 +1,5 @@
 /** Opens a dispatcher: allocates its memory on all ranks and checks that they agree. */
-import { type AllocateOptions, EpError, isEpError, type Rank } from '@ep/core';
+import { type AllocateOptions, type DeviceHandle, EpError, isEpError, type Rank } from '@ep/core';
 import { Agreement } from './agreement.js';
 import { checkTransport } from './check-spec.js';
 import { Dispatcher } from './dispatcher.js';
@@ -25,7 +25,7 @@ async function allocate(transport: DispatchTransport, options: AllocateOptions, 
   }
 }
 
-/** Collective. `EP_MISMATCH` names ranks with other options, `EP_CAPACITY` says when the transport has too few signal slots. */
+/** Collective. `EP_MISMATCH` names ranks with other options, or ranks that could not open it and why, `EP_CAPACITY` says when the transport has too few signal slots. */
 export async function openDispatcher(transport: DispatchTransport, options: DispatcherOptions): Promise<Dispatcher> {
   const where = 'openDispatcher';
   checkTransport(transport, where);
@@ -45,24 +45,30 @@ export async function openDispatcher(transport: DispatchTransport, options: Disp
   const ownStream = options.stream === undefined;
   let stream: HostStream | undefined;
   try {
-    const handle = transport.device(memory);
     const endpoints = await Promise.all(
       Array.from({ length: worldSize }, (_, peer) => transport.connect(peer as Rank)),
     );
     const agreement = new Agreement(transport, memory, endpoints, agreementPlace(layout));
-    stream = options.stream ?? new HostStream();
-    const dispatcher = new Dispatcher({
+    // A rank that fails here still takes part: the others must hear of it instead of waiting for it.
+    let handle: DeviceHandle<'bundled' | 'add'> | undefined;
+    let refused: { readonly reason: unknown } | undefined;
+    try {
+      handle = transport.device(memory);
+      stream = options.stream ?? new HostStream();
+    } catch (reason) {
+      refused = { reason };
+    }
+    await agreement.conclude(where, refused, [...optionLines(layout), `chunkBytes is ${chunkBytes}`], wait);
+    return new Dispatcher({
       transport,
       memory,
       endpoints,
       agreement,
-      stream,
+      stream: stream!,
       ownStream,
-      handle,
+      handle: handle!,
       ...resolved,
     });
-    await dispatcher.agree(where, [...optionLines(layout), `chunkBytes is ${chunkBytes}`], wait);
-    return dispatcher;
   } catch (error) {
     if (ownStream) await stream?.close();
     await memory.close();

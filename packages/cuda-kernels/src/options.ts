@@ -25,7 +25,7 @@ export interface DispatcherOptions {
    * Needs a load/store transport and `leases: 1`. 0 unless given: direct.
    */
   readonly stagingBytes?: number;
-  /** Ends a call that waits for peers. EP_TIMEOUT_MS unless given. */
+  /** Ends a call that waits for peers, and the opening, in milliseconds. 0 looks once; Infinity: no limit. EP_TIMEOUT_MS (of which 0 is no limit) unless given. */
   readonly timeoutMs?: number;
   /** One of the caller's, which then outlives the dispatcher; one of its own unless given. */
   readonly stream?: HostStream;
@@ -35,6 +35,7 @@ export interface DispatcherOptions {
 export interface RunOptions {
   /** Ends the call: it rejects with `signal.reason`, and the dispatcher needs a `resync()`. */
   readonly signal?: AbortSignal;
+  /** Ends the call with `EP_TIMEOUT`, in milliseconds: 0 looks once, Infinity is no limit. That of the dispatcher unless given. */
   readonly timeoutMs?: number;
 }
 

@@ -4,6 +4,7 @@ import { planAttention } from '@ep/plan';
 import { expect, it } from 'vitest';
 import { openDispatcher } from '../src/index.js';
 import { onRanks } from './moe/world.js';
+import { replaced } from './replaced.js';
 
 const documents = {
   worldSize: 1,
@@ -15,16 +16,6 @@ const documents = {
 };
 const plan = planAttention(documents, new Int32Array(1));
 const part = { name: 'q', plan: plan.fwdQ, dtype: 'f32', rowShape: [8] } as const;
-
-/** `of` with something else under these names. */
-const replaced = <T extends object>(of: T, other: Partial<T>): T =>
-  new Proxy(of, {
-    get(target, name) {
-      if (name in other) return Reflect.get(other, name);
-      const value: unknown = Reflect.get(target, name, target);
-      return typeof value === 'function' ? value.bind(target) : value;
-    },
-  });
 
 it('one that never gets to a lost rank is not told when the transport closes', async () => {
   await onRanks(1, 'shm', async (transport) => {

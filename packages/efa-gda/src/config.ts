@@ -3,7 +3,7 @@ import { checkInteger, defaultTimeoutMs, invalid, type Rank } from '@ep/core';
 import { type NicNetwork, type NicNetworkConfig, resolveActiveRanks, resolveNetwork } from '@ep/native/ranks';
 
 export interface EfaConfig {
-  /** Ends every collective call and wait that gives no timeout of its own, in milliseconds. EP_TIMEOUT_MS unless given; Infinity: none. */
+  /** Ends every collective call and wait that gives no timeout of its own, in milliseconds, more than 0 (of EP_TIMEOUT_MS 0 is no limit). EP_TIMEOUT_MS unless given; Infinity: none. */
   readonly timeoutMs?: number;
   /** Ranks on this host, for the choice between spinning and sleeping. The world size unless given. */
   readonly ranksOnHost?: number;
@@ -38,7 +38,7 @@ export interface SoftEfaConfig extends EfaConfig {
 
 /** Of EFA itself besides. */
 export interface HardwareEfaConfig extends EfaConfig {
-  /** Name of the device, `rdmap85s0` for example. Any unless given. */
+  /** Name of the NIC, `rdmap85s0` for example, where `device` of the other transports is the ordinal of a GPU. Any unless given. */
   readonly device?: string;
   /** libfabric, by its path or a name for the loader; `libfabric.so.1` unless given. */
   readonly library?: string;

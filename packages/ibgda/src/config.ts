@@ -4,7 +4,7 @@ import type { ControlMemory } from '@ep/native';
 import { type NicNetwork, type NicNetworkConfig, resolveActiveRanks, resolveNetwork } from '@ep/native/ranks';
 
 export interface IbgdaConfig {
-  /** Ends every collective call and wait that gives no timeout of its own, in milliseconds. EP_TIMEOUT_MS unless given; Infinity: none. */
+  /** Ends every collective call and wait that gives no timeout of its own, in milliseconds, more than 0 (of EP_TIMEOUT_MS 0 is no limit). EP_TIMEOUT_MS unless given; Infinity: none. */
   readonly timeoutMs?: number;
   /** Ranks on this host, for the choice between spinning and sleeping. The world size unless given. */
   readonly ranksOnHost?: number;
@@ -21,7 +21,7 @@ export interface IbgdaConfig {
   readonly completions?: 'collapsed' | 'ring';
   /** A try to reach a peer waits 4.096 us times 2 to this power, 1 to 31, and there are seven more; 18 (about 8 s in all) unless given. */
   readonly ackTimeout?: number;
-  /** Ordinal of the GPU whose kernels post. Then `allocate({ space: 'device' })` has memory for them; those of the host, which post unless it is given, take none of this transport's. */
+  /** Ordinal of the GPU whose kernels post; NICs are named in `devices` (of `hardware` and `verbs`). Then `allocate({ space: 'device' })` has memory for them; those of the host, which post unless it is given, take none of this transport's. */
   readonly device?: number;
   /**
    * With `device`: where its kernels' queues and memory may lie, the first place that can be had: GPU memory exported as DMA-BUF, GPU memory by its address (nvidia-peermem), or
@@ -29,7 +29,7 @@ export interface IbgdaConfig {
    * reads, can have `host` only.
    */
   readonly controlMemory?: readonly ControlMemory[];
-  /** With `device`: name for the loader's search, or path, of CUDA's driver; `libcuda.so.1` unless given. */
+  /** With `device`: name for the loader's search, or path, of CUDA's driver, `cuda`; `libcuda.so.1` unless given. */
   readonly libraries?: { readonly cuda?: string };
 }
 
@@ -49,7 +49,7 @@ export interface SoftIbgdaConfig extends IbgdaConfig {
 
 /** Of `hardware` and `verbs` besides. */
 export interface DeviceIbgdaConfig extends IbgdaConfig {
-  /** Names, prefixes or exclusions: `mlx5_0,mlx5_3:2`, `mlx5_*`, `^mlx5_bond_0`. Any unless given. */
+  /** Which NICs may be taken, by names, prefixes or exclusions: `mlx5_0,mlx5_3:2`, `mlx5_*`, `^mlx5_bond_0`. Any unless given. */
   readonly devices?: string;
   /** Entry of the port's GID table, instead of the one that the rule picks. */
   readonly gidIndex?: number;

@@ -3,7 +3,7 @@ import { checkInteger, defaultTimeoutMs, invalid, type Rank } from '@ep/core';
 import { resolveActiveRanks } from '@ep/native/ranks';
 
 export interface ShmConfig {
-  /** Ends every collective call and wait that gives no timeout of its own, in milliseconds. EP_TIMEOUT_MS unless given; Infinity: none. */
+  /** Ends every collective call and wait that gives no timeout of its own, in milliseconds, more than 0 (of EP_TIMEOUT_MS 0 is no limit). EP_TIMEOUT_MS unless given; Infinity: none. */
   readonly timeoutMs?: number;
   /** Ranks on this host, for the choice between spinning and sleeping. As many as it reaches unless given. */
   readonly ranksOnHost?: number;

@@ -41,11 +41,14 @@ export interface StreamInit {
   readonly onSent: (byteLength: number) => void;
   /** The peer has read all of it. */
   readonly onConsumed?: () => void;
+  /** Its array is no longer there: nothing more is sent. */
+  readonly onGone: () => void;
 }
 
 /** One run of bytes towards one peer, in order. Its bytes are read when a slot is free, so they must stay until it is finished. */
 export class Stream implements LaneSource {
   readonly #init: StreamInit;
+  readonly #byteLength: number;
   #available: number;
   #sent = 0;
   #unread = 0;
@@ -53,11 +56,12 @@ export class Stream implements LaneSource {
 
   constructor(init: StreamInit) {
     this.#init = init;
-    this.#available = init.available ?? init.bytes.byteLength;
+    this.#byteLength = init.bytes.byteLength;
+    this.#available = init.available ?? this.#byteLength;
   }
 
   get finished(): boolean {
-    return this.#cut || this.#sent === this.#init.bytes.byteLength;
+    return this.#cut || this.#sent === this.#byteLength;
   }
 
   get sentBytes(): number {
@@ -75,7 +79,13 @@ export class Stream implements LaneSource {
   }
 
   readonly fill = (slot: Uint8Array): number => {
-    const { id, stream, bytes, onSent } = this.#init;
+    const { id, stream, bytes, onSent, onGone } = this.#init;
+    if (bytes.byteLength !== this.#byteLength) {
+      this.cut();
+      // Not from within the lane that is sending.
+      queueMicrotask(onGone);
+      return 0;
+    }
     const byteLength = Math.min(slot.byteLength - CHUNK_HEADER_BYTES, this.#available - this.#sent);
     if (byteLength <= 0) return 0;
     const header = new DataView(slot.buffer, slot.byteOffset, CHUNK_HEADER_BYTES);

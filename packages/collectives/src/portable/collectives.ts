@@ -467,7 +467,15 @@ export class Collectives {
       onSent: (byteLength: number) => traces.wrote(call.kind, byteLength),
       onAdvance: kick,
       onComplete: () => this.#finish(active),
-      onFailed: (error: unknown) => this.#giveUp(active.queued, error),
+      onFailed: (error: unknown) => {
+        try {
+          // What is wrong with an array says more than what came of it.
+          checkArrays(call);
+        } catch (gone) {
+          return this.#giveUp(active.queued, gone);
+        }
+        this.#giveUp(active.queued, error);
+      },
     };
     try {
       checkArrays(call);

@@ -60,7 +60,13 @@ export class Comers {
     for (let peer = 0; peer < options.ranks.length; peer++) {
       const channel = links.at(peer);
       if (channel === undefined || !membership.isGone(peer)) continue;
-      const attempt = links.isVacant(peer) ? undefined : await attemptOf(options.store, key, peer, links.lifeOf(peer));
+      let attempt: number | undefined;
+      try {
+        attempt = links.isVacant(peer) ? undefined : await attemptOf(options.store, key, peer, links.lifeOf(peer));
+      } catch {
+        // HAZARD: a store that fails this rank must not keep it from the call that all others make behind this look. It has found nothing new.
+        continue;
+      }
       if (attempt === undefined) {
         this.#found.delete(peer);
         continue;

@@ -1,7 +1,9 @@
 /** Messages that have not ended, and when their time begins: at the head of those with the same peer and tag. */
+
 import { EpError, formatRanks } from '@ep/core';
 import type { Cargo } from '../device/freight.js';
 import type { Data, Elements, RecvCall, RecvEnd, SendCall } from '../engine.js';
+import { checkStillLiving } from '../operands.js';
 import { listenToAbort } from './abort.js';
 import { bytesOf, type Chunk } from './chunks.js';
 
@@ -116,12 +118,25 @@ abstract class Message<C extends SendCall<Data> | RecvCall<Data>, T> implements 
     return true;
   }
 
+  /** The caller has transferred its array. */
+  gone(): void {
+    const { peer, tag, data } = this.call;
+    const what = peer < 0 ? `recv with tag ${tag}` : `${this.key.split(' ', 1)[0]} with rank ${peer}, tag ${tag}`;
+    try {
+      checkStillLiving(data, what);
+    } catch (error) {
+      this.cut(error);
+    }
+  }
+
   /** No byte of it moves any more. */
   protected abstract stop(): void;
 }
 
 export class OutgoingMessage extends Message<SendCall<Data>, void> {
   readonly id: number;
+  /** As it was offered: an array that is transferred has none. */
+  readonly byteLength: number;
   /** Of a tensor on a GPU. */
   readonly cargo: Cargo | undefined;
   /** Once it was granted. */
@@ -130,6 +145,7 @@ export class OutgoingMessage extends Message<SendCall<Data>, void> {
   constructor(id: number, call: SendCall<Data>, queues: MessageQueues, settle: Settle<void>, cargo?: Cargo) {
     super('send', call, queues, settle);
     this.id = id;
+    this.byteLength = call.data.byteLength;
     this.cargo = cargo;
   }
 
@@ -155,6 +171,8 @@ export class OutgoingMessage extends Message<SendCall<Data>, void> {
 }
 
 export class IncomingMessage extends Message<RecvCall<Data>, RecvEnd> {
+  /** Bytes that there is room for, as it was posted. */
+  readonly room: number;
   /** Into a tensor on a GPU. */
   readonly cargo: Cargo | undefined;
   #source = -1;
@@ -163,6 +181,7 @@ export class IncomingMessage extends Message<RecvCall<Data>, RecvEnd> {
 
   constructor(call: RecvCall<Data>, queues: MessageQueues, settle: Settle<RecvEnd>, cargo?: Cargo) {
     super('recv', call, queues, settle);
+    this.room = call.data.byteLength;
     this.cargo = cargo;
   }
 
@@ -172,7 +191,13 @@ export class IncomingMessage extends Message<RecvCall<Data>, RecvEnd> {
   }
 
   take({ payload, byteOffset }: Chunk): void {
-    bytesOf(this.call.data as Elements).set(payload, byteOffset);
+    const data = this.call.data as Elements;
+    if (byteOffset + payload.byteLength > data.byteLength) {
+      // Not from within the lane that is received from.
+      queueMicrotask(() => this.gone());
+      return;
+    }
+    bytesOf(data).set(payload, byteOffset);
     this.took(payload.byteLength);
   }
 

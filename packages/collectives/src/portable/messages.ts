@@ -124,7 +124,9 @@ export class Messages {
     const { data } = message.call;
     const onSent = (byteLength: number): void => this.#init.traces.wrote('send', byteLength);
     const onConsumed = (): void => message.end();
-    if (data.byteLength === 0) {
+    if (data.byteLength !== message.byteLength) {
+      message.gone();
+    } else if (data.byteLength === 0) {
       message.end();
     } else if (message.cargo !== undefined) {
       message.sending = this.#freight!.send(from, {
@@ -138,7 +140,8 @@ export class Messages {
         hold: (copy) => message.hold(copy),
       });
     } else {
-      const stream = new Stream({ id, stream: 0, bytes: bytesOf(data as Elements), onSent, onConsumed });
+      const onGone = (): void => message.gone();
+      const stream = new Stream({ id, stream: 0, bytes: bytesOf(data as Elements), onSent, onConsumed, onGone });
       message.sending = stream;
       this.#init.send(from, stream);
     }
@@ -223,6 +226,8 @@ export class Messages {
     const mine = dtypeOf(data);
     const granted = this.#granted[from]!;
     message.onEnd();
+    message.onCut = (error) => this.#refuse(from, id, error);
+    if (data.byteLength !== message.room) return message.gone();
     if (dtype !== mine || bytes > data.byteLength) {
       const expected = `${mine} of at most ${data.byteLength} bytes`;
       const found = `${dtype} of ${bytes} bytes`;
@@ -238,7 +243,6 @@ export class Messages {
     granted.set(id, message);
     message.match(from, bytes);
     message.onEnd = () => granted.delete(id);
-    message.onCut = (error) => this.#refuse(from, id, error);
     if (from === rank) {
       this.#pass(message, this.#outgoing[rank]!.get(id)!);
       return;
@@ -261,7 +265,9 @@ export class Messages {
       message.end();
       sent.end();
     };
-    if (message.cargo === undefined || sent.cargo === undefined) {
+    if (data.byteLength !== sent.byteLength) {
+      sent.gone();
+    } else if (message.cargo === undefined || sent.cargo === undefined) {
       bytesOf(message.call.data as Elements).set(bytesOf(data as Elements));
       end();
     } else if (data.byteLength === 0) {

@@ -57,6 +57,8 @@ export interface PlanInit {
   readonly onAdvance: () => void;
   /** All outputs of this rank are there. Never called from within the constructor. */
   readonly onComplete: () => void;
+  /** An array of the call is no longer there. */
+  readonly onFailed: (error: unknown) => void;
 }
 
 interface Outgoing {
@@ -94,6 +96,34 @@ export class Plan implements DataPlan {
 
   readonly sink = (peer: number, stream: number): Sink | undefined =>
     this.#incoming.get(peer)?.[stream - (this.#init.firstStream ?? 0)];
+
+  /** HAZARD: the caller may transfer an array while its call is under way; what would be written there then throws, within the lane of all calls: it ends the group unless it is this call's. */
+  #guarded(sink: Sink): Sink {
+    return {
+      get lacks() {
+        return sink.lacks;
+      },
+      accept: (chunk, release) => {
+        let held = true;
+        const once = (): void => {
+          if (held) release();
+          held = false;
+        };
+        try {
+          sink.accept(chunk, once);
+        } catch (error) {
+          once();
+          this.#failLater(error);
+        }
+      },
+      drop: sink.drop,
+    };
+  }
+
+  /** Not from within a lane. */
+  #failLater(error: unknown): void {
+    queueMicrotask(() => this.#init.onFailed(error));
+  }
 
   readonly begin = (): void => {
     for (const copy of this.#kept) copy();
@@ -225,13 +255,14 @@ export class Plan implements DataPlan {
         onSent(byteLength);
         onOwnSent();
       },
+      onGone: () => this.#init.onFailed(new TypeError('an array that is sent is no longer there')),
     });
     this.#outgoing.push({ peer, stream });
     return stream;
   }
 
   #receive(peer: number, elements: Elements): void {
-    this.#incoming.get(peer)!.push(new CopySink(bytesOf(elements), () => this.#done()));
+    this.#incoming.get(peer)!.push(this.#guarded(new CopySink(bytesOf(elements), () => this.#done())));
     if (elements.byteLength > 0) this.#pending++;
   }
 
@@ -255,7 +286,7 @@ export class Plan implements DataPlan {
       },
       ...(writable && { writable }),
     });
-    for (const peer of this.#peers) this.#incoming.get(peer)!.push(fold.sink(peer));
+    for (const peer of this.#peers) this.#incoming.get(peer)!.push(this.#guarded(fold.sink(peer)));
     this.#folds.push(fold);
     if (target.length > 0) this.#pending++;
     return fold;

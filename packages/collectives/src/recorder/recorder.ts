@@ -217,9 +217,13 @@ function viewOf(group: GroupState): GroupView {
 
 function describeGroup(group: GroupState): TraceGroup {
   const { epoch, active } = viewOf(group);
+  const ranks = [...group.source.ranks];
+  // A group that grows is that of the world, in which each rank has its own number.
+  const size = Math.max(group.source.rank, ...active) + 1;
+  while (ranks.length < size) ranks.push(ranks.length);
   return {
     name: group.name,
-    ranks: [...group.source.ranks],
+    ranks,
     rank: group.source.rank,
     epoch,
     active: [...active],

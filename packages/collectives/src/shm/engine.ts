@@ -71,6 +71,8 @@ class ShmEngine extends Resource implements GroupEngine {
   #view: GroupView;
   #end: EngineEnd;
   #poison: EpError | undefined;
+  /** The last call that failed so. */
+  #poisonedAt = 0;
   /** Calls that the addon has under way. */
   #waiting = 0;
   #fencing: NodeJS.Timeout | undefined;
@@ -243,6 +245,7 @@ class ShmEngine extends Resource implements GroupEngine {
     const named: NamedCall = { kind: 'membership', sequence, timeoutMs };
     // By the order of calls on every rank: those made after this one are not refused for what it repairs.
     if (repairs && !this.#evicted) this.#poison = undefined;
+    const aborted = signal?.aborted === true ? signal : undefined;
     if (this.#poison !== undefined) throw this.#poisoned(named, this.#poison);
     const id = this.#group.membership(
       sequence,
@@ -252,8 +255,12 @@ class ShmEngine extends Resource implements GroupEngine {
       size,
       repairs,
     );
-    const outcome = await this.#outcome(named, id, signal);
+    // The others make this call: they must hear that this rank does not.
+    if (aborted !== undefined) this.#native.binding.cancel(id);
+    const outcome = await this.#outcome(named, id, signal, aborted);
     if (outcome.status !== 0) throw this.#failed(named, outcome, id);
+    // HAZARD: also for what was under way when it was made, and has ended badly since.
+    if (repairs && !this.#evicted && this.#poisonedAt < sequence) this.#poison = undefined;
     const end = this.#group.membershipEnd(id);
     const states = Array.from(end.states, (state) => PEER_STATES[state]!);
     return { ...this.#endIn(outcome.stage), sequence: Number(outcome.expected), admitted: end.admitted, states };
@@ -347,7 +354,7 @@ class ShmEngine extends Resource implements GroupEngine {
       if (outcome.status !== 0) cancelled?.throwIfAborted();
       return outcome;
     } catch (error) {
-      this.#poison ??= this.#abortedHere(call, error);
+      this.#poisonBy(call, this.#abortedHere(call, error));
       if (!this.closed) this.#group.failure(id);
       throw error;
     } finally {
@@ -379,8 +386,13 @@ class ShmEngine extends Resource implements GroupEngine {
       return this.#poisoned(call, this.#poison);
     const error = callError(this.rank, call, outcome, details);
     if (error.code === 'EP_EVICTED') this.#leave();
-    if (error.code !== 'EP_PEER_LOST' && error.code !== 'EP_CLOSED') this.#poison ??= error;
+    if (error.code !== 'EP_PEER_LOST' && error.code !== 'EP_CLOSED') this.#poisonBy(call, error);
     return error;
+  }
+
+  #poisonBy(call: NamedCall, error: EpError): void {
+    this.#poison ??= error;
+    this.#poisonedAt = Math.max(this.#poisonedAt, call.sequence);
   }
 
   #poisoned(call: NamedCall, cause: EpError): EpError {

@@ -1,5 +1,5 @@
 /** Group memory: parts of this rank's shared segments, which peers map when a call first names them. */
-import { createStorage, type DType, elementBytes, type Storage, viewStorage } from '@ep/core';
+import { checkInteger, createStorage, type DType, elementBytes, type Storage, viewStorage } from '@ep/core';
 import { type NativeCollectiveGroup, native } from '@ep/native';
 import type { Elements } from '../engine.js';
 
@@ -30,6 +30,8 @@ export class GroupMemory {
   }
 
   allocate<D extends DType>(dtype: D, length: number): Storage[D] {
+    // Before anything is taken: what a refused length took would lie over the next.
+    checkInteger(length, 'length', 'allocate', 0);
     if (length === 0) return createStorage(dtype, 0);
     const byteLength = length * elementBytes(dtype);
     if (byteLength > LARGEST_IN_SLAB) return viewStorage(dtype, this.#segment(byteLength), 0, length);

@@ -409,3 +409,48 @@ it('ends everything when the transport is closed under it', async () => {
   for (const end of await pending) expect(end.status).toBe('rejected');
   await expect(world.run(0, barrier())).rejects.toBeDefined();
 });
+
+describe('an array that is transferred while its call is under way', () => {
+  const LENGTH = 200_000;
+  const move = (kind: 'all-gather' | 'all-reduce' | 'broadcast', rank: number): Call => {
+    const own = new Float32Array(LENGTH).fill(rank);
+    const outputs = kind === 'all-gather' ? [0, 1].map(() => new Float32Array(LENGTH)) : [new Float32Array(LENGTH)];
+    if (kind === 'broadcast') {
+      const atRoot = rank === 0;
+      return { kind, dtype: 'f32', root: 0, inputs: atRoot ? [own] : [], outputs: atRoot ? [] : outputs };
+    }
+    return { kind, dtype: 'f32', inputs: [own], outputs, ...(kind === 'all-reduce' && { reduceOp: 'sum' }) };
+  };
+
+  it.each([
+    ['all-gather', 'inputs', 0],
+    ['all-gather', 'outputs', 1],
+    ['all-reduce', 'outputs', 1],
+    ['all-reduce', 'inputs', 0],
+    ['broadcast', 'inputs', 0],
+    ['broadcast', 'outputs', 1],
+  ] as const)(
+    '%s, one of the %s of rank %i: ends that call on all ranks, and the group agrees anew',
+    async (kind, which, odd) => {
+      await using world = await World.open({ kind: 'hostile', size: 2, stagingBytes: SMALL_STAGING });
+      await world.all(() => barrier());
+      const calls = [0, 1].map((rank) => move(kind, rank));
+      const ends = calls.map((call, rank) => world.run(rank, call));
+      await pause(1);
+      const array = calls[odd]![which]!.at(-1)!;
+      structuredClone(array, { transfer: [array.buffer as ArrayBuffer] });
+      const settled = await Promise.allSettled(ends);
+      // What had moved before is not lacked; but whoever lost an array is told.
+      if (settled[odd]!.status === 'rejected') {
+        expect(settled[odd]).toMatchObject(rejection('EP_INVALID_ARGUMENT'));
+        expect(CODES(settled)[1 - odd]).toMatch(/EP_INVALID_ARGUMENT|EP_ABORTED|done/);
+      }
+      expect(world.engines.map((engine) => engine.view().active)).toEqual([
+        [0, 1],
+        [0, 1],
+      ]);
+      await Promise.all(world.engines.map((_, rank) => world.change(rank, { repairs: true })));
+      await world.all(() => barrier());
+    },
+  );
+});

@@ -51,6 +51,34 @@ describe.each(['hostile', 'shm'] as const)('over %s', (kind) => {
     expect(got.map(([value]) => value)).toEqual([...Array(40).keys()]);
   });
 
+  it('fails alone where its array is transferred, on either side, and the peer hears of it', async () => {
+    await using world = await World.open({ kind, size: 2, stagingBytes: SMALL_STAGING });
+    const [a, b] = world.engines as [World['engines'][0], World['engines'][0]];
+    const gone = (array: Uint8Array): Uint8Array => structuredClone(array, { transfer: [array.buffer as ArrayBuffer] });
+    const target = new Uint8Array(500_000);
+    const taken = b.recv(recv(0, target, { tag: 1 }));
+    gone(target);
+    const sent = a.send(send(1, random(500_000, 2), { tag: 1 }));
+    const own = new Uint8Array(500_000);
+    const self = [a.send(send(0, own, { tag: 3 })), a.recv(recv(0, new Uint8Array(500_000), { tag: 3 }))];
+    gone(own);
+    const ends = await Promise.allSettled([taken, sent, ...self]);
+    expect(ends[0]).toMatchObject(rejection('EP_DETACHED'));
+    expect(ends[1]).toMatchObject({ reason: { code: 'EP_ABORTED', context: { reason: 'EP_DETACHED' } } });
+    const source = random(500_000, 3);
+    const given = a.send(send(1, source, { tag: 2 }));
+    const awaited = b.recv(recv(0, new Uint8Array(500_000), { tag: 2 }));
+    gone(source);
+    const [gave, got1] = await Promise.allSettled([given, awaited]);
+    expect(gave).toMatchObject(rejection('EP_DETACHED'));
+    expect(got1).toMatchObject({ reason: { code: 'EP_ABORTED', context: { reason: 'EP_DETACHED' } } });
+    const got = new Uint8Array(40_000);
+    const last = random(40_000, 4);
+    await Promise.all([a.send(send(1, last)), b.recv(recv(0, got))]);
+    expect(got).toEqual(last);
+    await Promise.all(world.engines.map((_, rank) => world.run(rank, { kind: 'barrier' })));
+  });
+
   it('are matched by tag, the oldest first, and one that is not taken holds up nobody', async () => {
     await using world = await World.open({ kind, size: 2, stagingBytes: SMALL_STAGING });
     const [a, b] = world.engines as [World['engines'][0], World['engines'][0]];

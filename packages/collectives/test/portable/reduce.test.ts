@@ -270,6 +270,12 @@ describe('native code folds to the same bits', () => {
     }
   });
 
+  it('also into arrays of a SharedArrayBuffer', () => {
+    const shared = new Float32Array(new SharedArrayBuffer(4 * length)).fill(3);
+    foldElements('f32', 'sum', shared, [shared, new Float32Array(length).fill(4)]);
+    expect(shared.every((one) => one === 7)).toBe(true);
+  });
+
   it('but for a mean of more ranks than there are arrays', () => {
     const sums = [new Float32Array(length).fill(3), new Float32Array(length).fill(5)];
     const mean = new Float32Array(length);

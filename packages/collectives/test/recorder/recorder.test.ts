@@ -58,6 +58,12 @@ function fail(recorder: FlightRecorder, sequence: number, error: unknown): void 
 
 const read = (path: string): TraceDump => readTraceDump(JSON.parse(readFileSync(path, 'utf8')), path);
 const files = (): string[] => readdirSync(folder).sort();
+
+it('dumps a group that has grown so that it can be read', () => {
+  const grown: RecordedGroup = { ...world, view: () => ({ epoch: 5, active: [0, 1, 2, 4] }) };
+  const recorder = opened(folder, grown);
+  expect(read(recorder.dump()).groups[0]).toMatchObject({ ranks: [0, 1, 2, 3, 4], active: [0, 1, 2, 4] });
+});
 const dumps = (): TraceDump[] => files().map((name) => read(join(folder, name)));
 /** A turn in which timers that are due have run. */
 const turn = () => new Promise((resolve) => setTimeout(resolve, 20));

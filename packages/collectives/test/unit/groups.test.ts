@@ -29,6 +29,25 @@ async function sumOf(group: ProcessGroup | undefined, value: number): Promise<nu
 }
 
 describe('newGroup', () => {
+  test('meets where ranks have counted otherwise: one was refused, others waited for it in vain', async () => {
+    const { each } = await openWorld(3);
+    await each(async (world, rank) => {
+      if (rank === 0) {
+        await expect(world.split(-1)).rejects.toThrow('color');
+        await expect(world.split(0, 0.5)).rejects.toThrow('key');
+        await expect(world.newGroup([0], { name: 5 as never })).rejects.toThrow('name must be a string');
+        await expect(world.newGroup([0], { timeoutMs: -1 })).rejects.toThrow('timeoutMs');
+      }
+      const halves = await world.split(rank === 2 ? 1 : 0);
+      expect(await sumOf(halves, rank)).toBe(rank === 2 ? 2 : 1);
+      // As behind an agreement that ended well on some ranks only.
+      for (let made = 0; made < rank; made++) await world.split(-1).catch(() => {});
+      const all = await Promise.all([world.newGroup([0, 1, 2]), world.newGroup([0, 1, 2], { name: 'named' })]);
+      expect(new Set(all.map((group) => group!.name)).size).toBe(2);
+      for (const group of all) expect(await sumOf(group, rank)).toBe(3);
+    });
+  });
+
   test('numbers its ranks as they are listed, and is nothing to the others', async () => {
     const { each } = await openWorld(4);
     await each(async (world, rank) => {

@@ -134,6 +134,31 @@ describe('a failure', () => {
     ]);
   });
 
+  test('of several calls that ends badly ends when none of them writes any more', async () => {
+    const lost = new Error('lost in the first');
+    const ends: { readonly resolve: (end: EngineEnd) => void; readonly reject: (error: unknown) => void }[] = [];
+    const engine = {
+      name: 'by hand',
+      rank: 0,
+      size: 1,
+      view: () => ({ epoch: 1, active: [0] }),
+      run: () => new Promise<EngineEnd>((resolve, reject) => ends.push({ resolve, reject })),
+      close: () => Promise.resolve(),
+    } as unknown as GroupEngine;
+    const group = await initProcessGroup({ backend: () => engine, store: memoryStore(), rank: 0, worldSize: 1 });
+    // Each too large to be packed with the other.
+    const work = group.allReduceCoalesced([new Float32Array(8000), new Float32Array(8000)]);
+    const ended = vi.fn();
+    work.then(ended, ended);
+    pick(ends, 0).reject(lost);
+    await turn();
+    expect(ended).not.toHaveBeenCalled();
+    pick(ends, 1).resolve({ contributors: [0] });
+    await turn();
+    expect(ended).toHaveBeenCalledWith(lost);
+    await group.close();
+  });
+
   test('that the engine throws out of run is a failed Work all the same', async () => {
     const broken = new Error('out of order');
     const engine = {

@@ -64,7 +64,7 @@ export interface DeviceMoeCombined {
 }
 
 export interface DeviceMoeCaptureOptions {
-  /** How long the call waits for ranks in each replay before it goes on without them. */
+  /** How long the call waits for ranks in each replay before it goes on without them, in milliseconds, as in `MoeCallOptions`. */
   readonly timeoutMs?: number;
 }
 

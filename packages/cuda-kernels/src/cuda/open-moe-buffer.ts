@@ -1,10 +1,9 @@
 /** Opens a buffer for experts over device memory: rows and counters on the device, agreements in host memory. */
-import { checkInteger, EpError, invalid, type Rank } from '@ep/core';
+import { checkInteger, invalid, type Rank } from '@ep/core';
 import { type NativeGpuMoeBuffer, native } from '@ep/native';
-import { DeviceMemory } from '@ep/native/ranks';
+import type { DeviceMemory } from '@ep/native/ranks';
 import { Agreement, agreementBytes, agreementSlots } from '../agreement.js';
 import { checkObject, checkTransport } from '../check-spec.js';
-import { refusal } from '../difference.js';
 import type { DispatchTransport } from '../dispatcher-base.js';
 import { roundToPage } from '../layout.js';
 import { moeForm } from '../moe/codes.js';
@@ -12,6 +11,7 @@ import { moeLines, resolveMoe } from '../moe/options.js';
 import { callSlots } from '../moe/place.js';
 import { DeviceMoeBuffer } from './moe-buffer.js';
 import type { DeviceMoeOptions } from './moe-received.js';
+import { deviceMemoryFor } from './own-memory.js';
 import { CudaStream } from './stream.js';
 
 const DEFAULT_LANES = 256;
@@ -63,7 +63,7 @@ export async function openDeviceMoeBuffer(
     let opened: DeviceMoeBuffer | undefined;
     let refused: { readonly reason: unknown } | undefined;
     try {
-      memory = deviceMemory(made, transport, stream, where);
+      memory = deviceMemoryFor(stream, made, transport, where);
       buffer = new (native().binding.GpuMoeBuffer)({
         ...moeForm(moe),
         ...{ memory: memory.nativeMemory(where), blocks, lanes },
@@ -75,10 +75,7 @@ export async function openDeviceMoeBuffer(
       await made.close();
     }
     // From here on the others may send: all ranks' tables are in place.
-    await agreement.same(where, refused ? refusal(refused.reason) : ['ready'], wait).catch((error: unknown) => {
-      throw refused ? refused.reason : error;
-    });
-    if (refused) throw refused.reason;
+    await agreement.conclude(where, refused, ['ready'], wait);
     return opened!;
   } catch (error) {
     buffer?.close();
@@ -86,15 +83,4 @@ export async function openDeviceMoeBuffer(
     await control.close();
     throw error;
   }
-}
-
-function deviceMemory(made: unknown, { name }: DispatchTransport, stream: CudaStream, where: string): DeviceMemory {
-  if (!(made instanceof DeviceMemory)) {
-    throw new EpError('EP_UNSUPPORTED', `${where}: the device memory of ${name} is not in native hands`);
-  }
-  if (made.device === stream.device.index) return made;
-  throw new EpError(
-    'EP_INVALID_ARGUMENT',
-    `${where}: the stream is of GPU ${stream.device.index}, ${name} was opened for GPU ${made.device}`,
-  );
 }

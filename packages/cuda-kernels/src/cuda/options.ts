@@ -20,7 +20,7 @@ export interface DeviceDispatcherOptions {
   readonly blocks?: number;
   /** Threads of a block, whole warps of 32. 512 unless given. */
   readonly lanes?: number;
-  /** Ends a call that waits for peers. EP_TIMEOUT_MS unless given. */
+  /** As in `DispatcherOptions`. */
   readonly timeoutMs?: number;
   readonly signal?: AbortSignal;
 }

@@ -373,6 +373,9 @@ export class MoeBuffer extends Resource implements Closeable {
     if (cached && !(choices?.routing instanceof RoutingArrays)) {
       throw invalid('choices', { where, expected: 'an Int32Array, or the layout of a dispatch', found: choices });
     }
+    if (options.keepLayout === true && moe.mode === 'low-latency') {
+      throw invalid('keepLayout', { where, expected: 'false in low-latency mode', found: true });
+    }
     if (!cached) checkAttached(choices, `${where}, choices`);
     const operand = dispatchOperand(x, moe, where);
     const { tokens } = operand;

@@ -3,7 +3,6 @@ import { EpError, isEpError, type Rank } from '@ep/core';
 import { native } from '@ep/native';
 import { Agreement } from '../agreement.js';
 import { checkTransport } from '../check-spec.js';
-import { refusal } from '../difference.js';
 import type { DispatchTransport } from '../dispatcher-base.js';
 import { HostStream } from '../host-stream.js';
 import { MoeBuffer } from './buffer.js';
@@ -61,10 +60,7 @@ export async function openMoeBuffer(transport: DispatchTransport, options: MoeBu
     } catch (reason) {
       refused = { reason };
     }
-    await agreement.same(where, refused ? refusal(refused.reason) : moeLines(moe), wait).catch((error: unknown) => {
-      throw refused ? refused.reason : error;
-    });
-    if (refused) throw refused.reason;
+    await agreement.conclude(where, refused, moeLines(moe), wait);
     return made!;
   } catch (error) {
     if (ownStream) await stream?.close();

@@ -46,7 +46,7 @@ export interface MoeBufferOptions {
   readonly calls?: number;
   /** 'high-throughput': rows of each expert's block are padded with zero rows to a multiple of this. 1 unless given. */
   readonly alignment?: number;
-  /** 'high-throughput': rows that a rank can receive in one call; what the worst routing sends it unless given. */
+  /** 'high-throughput': rows that a rank can receive in one call; what the worst routing sends it unless given. `EP_INVALID_ARGUMENT` in low latency, which has room for that always. */
   readonly recvRows?: number;
   /** Which replica serves a choice; see `ReplicaPolicy`. */
   readonly policy?: ReplicaPolicy;
@@ -56,7 +56,10 @@ export interface MoeBufferOptions {
   readonly blocks?: number;
   /** As in `DispatcherOptions`. */
   readonly executor?: 'fast' | { readonly lanes: number; readonly warpLanes: number; readonly seed: number };
-  /** How long a dispatch waits for ranks before it goes on without them; a combine, twice as long. EP_TIMEOUT_MS unless given. */
+  /**
+   * How long a dispatch waits for ranks before it goes on without them, in milliseconds; a combine, twice as long; the opening, before it fails. 0 looks once; Infinity: no limit. EP_TIMEOUT_MS (of which 0 is
+   * no limit) unless given.
+   */
   readonly timeoutMs?: number;
   /** One of the caller's, which then outlives the buffer; one of its own unless given. */
   readonly stream?: HostStream;
@@ -64,7 +67,7 @@ export interface MoeBufferOptions {
 }
 
 export interface MoeCallOptions {
-  /** How long this half waits for ranks before it goes on without them. */
+  /** How long this half waits for ranks before it goes on without them, in milliseconds: 0 looks once, Infinity is no limit. That of the buffer unless given. */
   readonly timeoutMs?: number;
   /** Ends the call: it rejects with `signal.reason`. The buffer must then be closed: other ranks' calls and this rank's no longer pair up. */
   readonly signal?: AbortSignal;
@@ -76,7 +79,7 @@ export interface MoeDispatchOptions extends MoeCallOptions {
    * the same mask; otherwise it is a call behind, and the others give it up.
    */
   readonly activeRanks?: RankMask;
-  /** 'high-throughput': also hand out a `layout` for later dispatches of the same choices. */
+  /** 'high-throughput': also hand out a `layout` for later dispatches of the same choices. `EP_INVALID_ARGUMENT` in low latency, which takes none. */
   readonly keepLayout?: boolean;
 }
 
@@ -161,6 +164,10 @@ export function resolveMoe(options: MoeBufferOptions, worldSize: number, where: 
   };
   if (mode === 'low-latency' && (options.alignment ?? 1) !== 1) {
     throw invalid('alignment', { where, expected: '1 in low-latency mode', found: options.alignment });
+  }
+  if (mode === 'low-latency' && options.recvRows !== undefined) {
+    const expected = 'absent in low-latency mode, which has room for all rows';
+    throw invalid('recvRows', { where, expected, found: options.recvRows });
   }
   const sizes = bufferSizes(shape);
   return {

@@ -131,3 +131,20 @@ it('refuses a layout that has dropped the rows of a rank which takes part', { ti
     }
   });
 });
+
+it('low latency refuses what only the other form has: room for fewer rows, and layouts', async () => {
+  await onRanks(1, 'shm', async (transport) => {
+    const options = { mode: 'low-latency', experts, maxTokens: tokens, topK, hidden, dtype: 'f32' } as const;
+    await expect(openMoeBuffer(transport, { ...options, recvRows: 100 })).rejects.toMatchObject({
+      code: 'EP_INVALID_ARGUMENT',
+      message: 'openMoeBuffer: recvRows must be absent in low-latency mode, which has room for all rows, found 100',
+    });
+  });
+  await onBuffers('low-latency', async (buffer, rank) => {
+    const keep = { keepLayout: true };
+    expect(refusal(() => buffer.dispatch(x(rank), choices, keep))).toBe('EP_INVALID_ARGUMENT');
+    expect(refusal(() => buffer.dispatchSend(x(rank), choices, keep))).toBe('EP_INVALID_ARGUMENT');
+    // What was refused did not count.
+    await roundTrip(buffer, rank);
+  });
+});

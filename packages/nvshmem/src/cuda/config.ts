@@ -4,7 +4,7 @@ import { type ResolvedShmConfig, resolveConfig, type ShmConfig } from '../config
 
 /** All ranks, of one host, open the world. */
 export interface CudaConfig extends Omit<ShmConfig, 'activeRanks' | 'hosts'> {
-  /** Ordinal of this rank's GPU. Several ranks may share one. 0 unless given. */
+  /** Ordinal of this rank's GPU. Several ranks may share one. 0 unless given; `EP_UNAVAILABLE` where there is none of it. */
   readonly device?: number;
 }
 

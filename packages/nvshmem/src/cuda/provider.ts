@@ -7,15 +7,18 @@ import { type CudaConfig, resolveCudaConfig } from './config.js';
 import { probeCuda } from './probe.js';
 import { CudaTransport } from './transport.js';
 
-/** Collective, as `nvshmem.shm.open`. Rejects with `EP_UNAVAILABLE` where there is no GPU. */
+/** Collective, as `nvshmem.shm.open`. Rejects with `EP_UNAVAILABLE` where there is no GPU, or none of that ordinal. */
 async function openCuda(member: Member, options: OpenOptions<CudaConfig>): Promise<CudaTransport> {
   const transport = 'nvshmem:cuda';
   checkOpening(member, options, transport);
   const { rank, worldSize } = member;
   const config = resolveCudaConfig(options.config, worldSize);
   const { library, devices } = openGpus();
-  const unusable = devices[config.device]?.unusable;
-  if (unusable !== undefined) throw new EpError('EP_UNAVAILABLE', `${transport}: ${unusable}`);
+  const facts = devices[config.device];
+  if (facts === undefined || facts.unusable !== undefined) {
+    const why = facts?.unusable ?? `GPU ${config.device} is not one of ${devices.length}`;
+    throw new EpError('EP_UNAVAILABLE', `${transport}: ${why}`);
+  }
   const timeoutMs = options.timeoutMs ?? config.timeoutMs;
   const { ranksOnHost } = config;
   const joined = await joinRanks(

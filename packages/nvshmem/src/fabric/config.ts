@@ -10,7 +10,7 @@ import {
 import type { FabricQuery, NativeFabricOptions } from '@ep/native';
 
 export interface FabricConfig {
-  /** Ends every collective call and wait that gives no timeout of its own, in milliseconds. EP_TIMEOUT_MS unless given; Infinity: none. */
+  /** Ends every collective call and wait that gives no timeout of its own, in milliseconds, more than 0 (of EP_TIMEOUT_MS 0 is no limit). EP_TIMEOUT_MS unless given; Infinity: none. */
   readonly timeoutMs?: number;
   /** Ranks on this host, for the choice between spinning and sleeping and for what fits its memory. The world size unless given. */
   readonly ranksOnHost?: number;
@@ -20,9 +20,9 @@ export interface FabricConfig {
   readonly provider?: string;
   /** Address of the interface that this rank binds to and is reached at. The provider's choice unless given. */
   readonly address?: string;
-  /** Ordinal of a GPU whose memory this rank allocates (`space: 'device'`) and adopts, where the provider can register it (docs/fabric.md). None unless given. */
+  /** Ordinal of a GPU, not the name of a NIC (which `provider` and `address` choose), whose memory this rank allocates (`space: 'device'`) and adopts, where the provider can register it (docs/fabric.md). None unless given. */
   readonly device?: number;
-  /** CUDA's driver, by name or path; `libcuda.so.1` unless given. */
+  /** With `device`: name for the loader's search, or path, of CUDA's driver, `cuda`; `libcuda.so.1` unless given. libfabric's is `library`. */
   readonly libraries?: { readonly cuda?: string };
   /** Name for the loader's search, or path, of libfabric; `libfabric.so.1` unless given. */
   readonly library?: string;

@@ -133,6 +133,22 @@ export const elasticCases: readonly GroupCase[] = [
         await group.deactivate([], LIMITS);
         await worksOver(group, rank, all);
       }
+      // What one member has under way, and ends badly, while all agree anew already. A question is one behind a look at the store: its signal fires before it begins.
+      for (const how of ['late', 'aborted', 'asked in vain'] as const) {
+        const aborting = new AbortController();
+        const limits = how === 'late' ? { timeoutMs: 300 } : { ...LIMITS, signal: aborting.signal };
+        if (rank.rank === 0) {
+          const vain =
+            how === 'asked in vain' ? group.peerState([0], limits) : group.allReduce(new Float64Array(2000), limits);
+          aborting.abort();
+          vain.then(
+            () => assert.fail(`${how}: a call that nobody else makes has ended well`),
+            () => {},
+          );
+        }
+        await group.deactivate([], LIMITS);
+        await worksOver(group, rank, all);
+      }
     },
   },
   {

@@ -1,0 +1,46 @@
+/** What is easy to miss of ranks over shared memory: lengths that are refused, a rank that nobody takes in, arrays of shared buffers. */
+import { memoryStore } from '@ep/core';
+import { expect, onTestFinished, test } from 'vitest';
+import { initProcessGroup } from '../../src/index.js';
+import { failure } from './world.js';
+
+test('a length that is refused takes nothing of group memory', async () => {
+  const group = await initProcessGroup({ backend: 'shm', store: memoryStore(), rank: 0, worldSize: 1 });
+  onTestFinished(() => group.destroy());
+  const before = group.allocate('f32', 1000);
+  before.data.fill(1);
+  for (const length of [-1000, 0.5, Number.NaN, undefined as never]) {
+    expect(() => group.allocate('f32', length)).toThrow('length must be a safe integer of at least 0');
+  }
+  const behind = group.allocate('f32', 1000);
+  behind.data.fill(2);
+  expect(before.data.every((one) => one === 1)).toBe(true);
+});
+
+test('a rank that waits to be taken in waits once, and closes while it does', async () => {
+  const store = memoryStore();
+  const shared = { backend: 'shm', store, worldSize: 1, maxGroupSize: 2, timeoutMs: 20_000 } as const;
+  const [member, group] = await Promise.all([
+    initProcessGroup({ ...shared, rank: 0 }),
+    initProcessGroup({ ...shared, rank: 1, isExtension: true }),
+  ]);
+  onTestFinished(() => member.destroy());
+  const waiting = failure('EP_CLOSED', () => group.joinGroup({ timeoutMs: 20_000 }));
+  await failure('EP_BUSY', () => group.joinGroup({ timeoutMs: 20_000 }));
+  expect(() => group.barrier()).toThrow('joinGroup()'); // it still waits
+  await group.destroy();
+  await waiting;
+});
+
+test('arrays of a SharedArrayBuffer are as good as others', async () => {
+  const store = memoryStore();
+  const open = (rank: number) => initProcessGroup({ backend: 'shm', store, rank, worldSize: 2, timeoutMs: 20_000 });
+  const groups = await Promise.all([open(0), open(1)]);
+  onTestFinished(async () => void (await Promise.all(groups.map((group) => group.destroy()))));
+  for (const length of [3, 100_000]) {
+    const arrays = [new Float32Array(new SharedArrayBuffer(4 * length)).fill(1), new Float32Array(length).fill(2)];
+    await Promise.all(groups.map((group, rank) => group.allReduce(arrays[rank]!)));
+    for (const array of arrays) expect(array.every((one) => one === 3)).toBe(true);
+    await Promise.all([groups[0]!.send(arrays[0]!, 1), groups[1]!.recv(arrays[1]!, 0)]);
+  }
+});
