@@ -1,6 +1,6 @@
 /** How commands fail: one line for people, one object for programs. */
 import { constants } from 'node:os';
-import { EpError, isEpError } from '@ep/core';
+import { EpError, invalid, isEpError } from '@ep/core';
 
 /** A command that has said what there is to say and ends with this status. */
 export class CommandExit extends Error {
@@ -53,6 +53,19 @@ export function fileError(action: 'read' | 'write', path: string, error: unknown
     cause: error,
     context: { path, errno: code },
   });
+}
+
+/** Options that do not fit together, or that the command does not take: it ends as after any command line that was not understood. */
+export class UsageError extends EpError<'EP_INVALID_ARGUMENT'> {
+  constructor(message: string, context?: EpError['context']) {
+    super('EP_INVALID_ARGUMENT', message, context && { context });
+  }
+}
+
+/** As `invalid`, of an option. */
+export function misused(option: string, details: Parameters<typeof invalid>[1]): UsageError {
+  const { message, context } = invalid(option, details);
+  return new UsageError(message, context);
 }
 
 /** A command line that was not understood; `usage` says what was wrong with it. */

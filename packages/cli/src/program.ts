@@ -4,13 +4,14 @@ import { Command, CommanderError } from 'commander';
 import { benchCommand } from './bench/command.js';
 import { demoCommand } from './demo/command.js';
 import { doctorCommand } from './doctor/command.js';
-import { CommandExit, failureReport, failureText, jsonText, usageReport } from './failure.js';
+import { CommandExit, failureReport, failureText, jsonText, UsageError, usageReport } from './failure.js';
+import { type OutputLost, outputWritten, watchOutput } from './output.js';
 import { planCommand } from './plan/command.js';
 import { runCommand } from './run/command.js';
 import { traceCommand } from './trace/command.js';
 import { wqeCommand } from './wqe/command.js';
 
-/** Status of a command line that could not be understood. */
+/** Status of a command line that was not understood. */
 const usageStatus = 2;
 
 function version(): string {
@@ -43,11 +44,36 @@ export function createProgram(): Command {
 const usageMessage = ({ code, message }: CommanderError): string =>
   code === 'commander.help' ? 'no command given; ep --help lists them' : message.replace(/^error: /, '');
 
-/** Runs one command line and resolves with the exit status. Never throws, never exits. */
+/** Runs one command line and resolves with the exit status, once what it wrote has gone out. Never throws, never exits. */
 export async function main(args: readonly string[]): Promise<number> {
   // Everything behind `--` belongs to the program that `ep run` starts.
   const own = args.slice(0, args.includes('--') ? args.indexOf('--') : args.length);
   const json = own.includes('--json');
+  let lost: OutputLost | undefined;
+  const unwatch = watchOutput((what) => {
+    lost = what;
+  });
+  try {
+    const status = await runCommandLine(args, json);
+    await outputWritten();
+    // A signal that came before was asked for; its status says more.
+    if (lost === undefined || status > 128) return status;
+    tellLost(lost, json);
+    await outputWritten();
+    return lost.status;
+  } finally {
+    unwatch();
+  }
+}
+
+/** On the stream that is left. */
+function tellLost({ stream, error }: OutputLost, json: boolean): void {
+  if (error === undefined) return;
+  if (stream === 'stdout') process.stderr.write(failureText(error));
+  else if (json) process.stdout.write(`${jsonText(failureReport(error))}\n`);
+}
+
+async function runCommandLine(args: readonly string[], json: boolean): Promise<number> {
   const program = createProgram();
   for (const command of [program, ...program.commands.flatMap((one) => [one, ...one.commands])]) {
     command.exitOverride();
@@ -66,6 +92,6 @@ export async function main(args: readonly string[]): Promise<number> {
     }
     if (json) process.stdout.write(`${jsonText(failureReport(error))}\n`);
     else process.stderr.write(failureText(error));
-    return 1;
+    return error instanceof UsageError ? usageStatus : 1;
   }
 }

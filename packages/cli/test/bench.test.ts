@@ -4,7 +4,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, describe, expect, it, vi } from 'vitest';
 import { attentionBench } from '../src/bench/attention.js';
-import { meetsGoal, progressMark } from '../src/bench/bench.js';
+import { benchFilters, meetsGoal, progressMark } from '../src/bench/bench.js';
 import { causeAmong } from '../src/bench/cause.js';
 import { collectivesResult } from '../src/bench/collectives.js';
 import { efaResult } from '../src/bench/efa.js';
@@ -464,7 +464,7 @@ describe('ep bench', () => {
 
   it('refuses a filter that the benchmark does not take, and one that it does not understand', async () => {
     const plan = await runEp(['bench', 'plan', '--sizes', '8,16KB']);
-    expect(plan.code).toBe(1);
+    expect(plan.code).toBe(2);
     expect(plan.stderr).toContain('bench plan takes no --sizes');
     const all = await runEp(['bench', 'all', '--ops', 'barrier']);
     expect(all.stderr).toContain('bench plan takes no --ops');
@@ -476,6 +476,19 @@ describe('ep bench', () => {
     expect(unknown.stderr).toContain('all-reduce, broadcast, all-gather, reduce-scatter, all-to-all, barrier');
     const odd = await runEp(['bench', 'collectives', '--quick', '--ranks', '3']);
     expect(odd.stderr).toContain('ranks must be a power of two from 2 to 16, got 3');
+  });
+
+  it('names in its help who takes a filter', async () => {
+    const { stdout } = await runEp(['bench', '--help']);
+    for (const filter of benchFilters) {
+      const takes: string[] = [];
+      for (const name of benchNames) {
+        const loaded = await loadBench(name);
+        if (loaded.available && loaded.bench.filters?.includes(filter)) takes.push(name);
+      }
+      const [, text] = new RegExp(`--${filter} <list>([^]*?)\\n  -`).exec(stdout)!;
+      expect(text).toContain(`(${takes.join(', ')})`);
+    }
   });
 
   it('shows collectives as a table with the goals below', () => {

@@ -218,7 +218,7 @@ describe('ep demo on two GPUs', () => {
 
   it.each([
     [['--device', 'cuda:5'], {}, 1, /among GPUs 0 to 1.*\[EP_INVALID_ARGUMENT\]/],
-    [['--device', 'cuda:0,1', '--threads'], {}, 1, /one GPU with --threads/],
+    [['--device', 'cuda:0,1', '--threads'], {}, 2, /one GPU with --threads/],
     [['--device', 'cuda:one'], {}, 2, /expected host, cuda, cuda:<GPU>/],
     [['--device', 'cuda'], { EP_CUDA_HOST_NO_PEERS: '1' }, 1, /no peer access.*\[EP_UNSUPPORTED\]/],
   ])('explains why not: %s', async (args, env, status, text) => {

@@ -216,7 +216,7 @@ describe('ep demo moe', () => {
     [['--kill', '4'], '--kill must be one of 4 ranks'],
   ])('refuses %j', async (args, text) => {
     const { code, stderr } = await runEp(['demo', 'moe', ...args]);
-    expect(code).not.toBe(0);
+    expect(code).toBe(2);
     expect(stderr).toContain(text);
   });
 });

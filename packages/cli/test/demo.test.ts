@@ -14,9 +14,11 @@ import {
 } from '../src/demo/documents.js';
 import { draw, TokenRows } from '../src/demo/inputs.js';
 import { readJob, writeJob } from '../src/demo/job.js';
+import { runRankThreads } from '../src/demo/rank-threads.js';
 import { passes, reportText, sentBytesOf, tensorErrors, tolerances, turnsOf } from '../src/demo/report.js';
 import { COMPARED, type ComparedTensor } from '../src/demo/results.js';
 import type { StepResult } from '../src/demo/step.js';
+import { demoTransportNames } from '../src/demo/transports.js';
 import { evenBudgets, planStep } from '../src/plan/plan-step.js';
 import { runEp, runEpOnTerminal, startEp, untilEmpty, untilGone } from './ep.js';
 import { demo } from './small-demo.js';
@@ -108,7 +110,7 @@ describe('ep demo', () => {
 
     it('refuses a transport of the host', async () => {
       const { code, stderr } = await runEp(['demo', '--device', 'cuda', '--transport', 'efa']);
-      expect(code).toBe(1);
+      expect(code).toBe(2);
       expect(stderr).toMatch(/--transport.*absent with --device cuda/);
     });
   });
@@ -119,8 +121,38 @@ describe('ep demo', () => {
     [['moe', '--device', 'cuda', '--kill', '1'], /--ping-pong.*without --kill/],
   ])('refuses --ping-pong where nothing goes in turns: %s', async (job, text) => {
     const { code, stderr } = await runEp(['demo', ...job, '--ping-pong']);
-    expect(code).toBe(1);
+    expect(code).toBe(2);
     expect(stderr).toMatch(text);
+  });
+
+  it.each([
+    [['--dtype', 'fp8']],
+    [['--mode', 'high-throughput']],
+    [['--mode', 'low-latency']],
+    [['--kill', '1']],
+    [['--replace']],
+  ])('refuses for attention what is of experts: %j', async (option) => {
+    const { code, stdout, stderr } = await runEp(['demo', 'attention', ...option]);
+    expect({ code, stdout }).toEqual({ code: 2, stdout: '' });
+    expect(stderr).toMatch(new RegExp(`demo attention: ${option[0]} must be .* \\[EP_INVALID_ARGUMENT\\]`));
+  });
+
+  it('names in its README all that carries rows', () => {
+    const readme = readFileSync(new URL('../README.md', import.meta.url), 'utf8');
+    const rows = readme.split('\n').filter((line) => line.startsWith('| `--transport'));
+    expect(rows).toHaveLength(2);
+    for (const row of rows) {
+      expect(demoTransportNames.filter((name) => !new RegExp(`\\b${name}\\b`).test(row))).toEqual([]);
+    }
+  });
+
+  it('ends worker threads that are stopped before they have begun', async () => {
+    const source = `import { parentPort } from 'node:worker_threads'; setTimeout(() => parentPort.postMessage('lived'), 1000);`;
+    const said: unknown[] = [];
+    const places = [{ rank: 0, worldSize: 1, jobPath: '', storePath: '' }];
+    const program = new URL(`data:text/javascript,${encodeURIComponent(source)}`);
+    await runRankThreads({ program, places, signal: AbortSignal.abort() }, (what) => said.push(what));
+    expect(said).toEqual([]);
   });
 
   it('prints a report for people, quietly in a pipe, and draws the plan', async () => {

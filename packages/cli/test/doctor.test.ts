@@ -124,6 +124,15 @@ describe('ep doctor', () => {
     expect(stdout).not.toContain('\u001b');
   });
 
+  it('says in its help what its status is, which a device that is absent does not change', async () => {
+    const { stdout } = await runEp(['doctor', '--help']);
+    expect(stdout.replace(/\s+/g, ' ')).toContain(
+      'status 1 if a transport, Node or the addon fails, not if a device is absent',
+    );
+    const probe = { available: false, code: 'EP_UNAVAILABLE', reason: 'no such device' } as const;
+    expect(checkOf({ ...good, probes: [{ name: 'ibgda:hardware', probe }] }, 'ibgda:hardware').verdict).toBe('note');
+  });
+
   it('fails with code and reason when the addon is missing', async () => {
     const env = { EP_NATIVE_PATH: './no-such-addon.node' };
     const { code, stdout } = await runEp(['doctor', '--json'], env);

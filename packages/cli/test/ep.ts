@@ -4,7 +4,7 @@ import { readdirSync } from 'node:fs';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 
-const bin = fileURLToPath(new URL('../bin/ep.mjs', import.meta.url));
+export const bin = fileURLToPath(new URL('../bin/ep.mjs', import.meta.url));
 
 export interface Finished {
   readonly code: number | null;

@@ -1,7 +1,29 @@
 /** Which node of a job is which, and which options make one. Jobs of several nodes run in nodes/run-nodes.test.ts. */
-import { describe, expect, it } from 'vitest';
+import { lookup } from 'node:dns/promises';
+import { networkInterfaces } from 'node:os';
+import { afterEach, describe, expect, it, vi } from 'vitest';
 import { runCommand } from '../src/run/command.js';
-import { indexOfThisHost, type NodeRecord, planNodes } from '../src/run/nodes.js';
+import { freePort } from '../src/run/launch.js';
+import {
+  indexOfThisHost,
+  localAddressOf,
+  NodeMeeting,
+  type NodeRecord,
+  planNodes,
+  spansHosts,
+} from '../src/run/nodes.js';
+
+vi.mock('node:dns/promises', async (load) => {
+  const real = await load<typeof import('node:dns/promises')>();
+  return { ...real, lookup: vi.fn(real.lookup) };
+});
+vi.mock('node:os', async (load) => {
+  const real = await load<typeof import('node:os')>();
+  return { ...real, networkInterfaces: vi.fn(real.networkInterfaces) };
+});
+
+const { networkInterfaces: realInterfaces } = await vi.importActual<typeof import('node:os')>('node:os');
+const { lookup: realLookup } = await vi.importActual<typeof import('node:dns/promises')>('node:dns/promises');
 
 const refusal = async (flags: readonly string[]): Promise<string> => {
   let said = '';
@@ -48,6 +70,100 @@ describe('this host among the others', () => {
   });
 });
 
+describe('the rendezvous', () => {
+  afterEach(() => {
+    vi.mocked(networkInterfaces).mockReset().mockImplementation(realInterfaces);
+    vi.mocked(lookup).mockReset().mockImplementation(realLookup);
+    vi.unstubAllEnvs();
+  });
+
+  /** All names stand for these addresses; the first `failures` lookups fail. */
+  function resolving(addresses: readonly string[], failures = 0): void {
+    let looks = 0;
+    vi.mocked(lookup).mockImplementation((async () => {
+      if (++looks <= failures) throw Object.assign(new Error('getaddrinfo ENOTFOUND'), { code: 'ENOTFOUND' });
+      return addresses.map((address) => ({ address, family: address.includes(':') ? 6 : 4 }));
+    }) as unknown as typeof lookup);
+  }
+
+  const open = async (host: string, others: boolean) => {
+    vi.stubEnv('EP_JOB_SECRET', 'a secret of these nodes');
+    const { signal } = new AbortController();
+    const address = { host, port: await freePort() };
+    return NodeMeeting.open(address, { joinMs: 30_000, others: () => others, signal });
+  };
+
+  it('is at an address that other hosts reach, where the name has one besides loopback addresses', async () => {
+    const eth0 = [{ address: '198.51.100.7' }, { address: '::1' }];
+    vi.mocked(networkInterfaces).mockReturnValue({ eth0 } as unknown as ReturnType<typeof networkInterfaces>);
+    resolving(['127.0.1.1', '::1', '203.0.113.1', '198.51.100.7']);
+    expect(await localAddressOf('a')).toBe('198.51.100.7');
+    resolving(['203.0.113.1']);
+    expect(await localAddressOf('a')).toBeUndefined();
+  });
+
+  it.each(['127.0.1.1', '::1'])(
+    'is refused at a name that stands for %s alone, unless no other host is to come, or it was given so',
+    async (address) => {
+      const eth0 = [{ address: '198.51.100.7' }];
+      vi.mocked(networkInterfaces).mockReturnValue({ eth0 } as unknown as ReturnType<typeof networkInterfaces>);
+      resolving([address]);
+      await expect(open('a', true)).rejects.toMatchObject({
+        code: 'EP_INVALID_ARGUMENT',
+        message: expect.stringMatching(
+          new RegExp(`a stands for ${address} .*, for example --rdzv 198\\.51\\.100\\.7:\\d+$`),
+        ),
+        context: { host: 'a', address },
+      });
+      resolving(['127.0.0.1']);
+      for (const [host, others] of [
+        ['a', false],
+        ['localhost', true],
+        ['127.0.0.1', true],
+      ] as const) {
+        const meeting = await open(host, others);
+        expect(meeting.holdsStore).toBe(true);
+        await meeting.close();
+      }
+    },
+  );
+
+  it('counts as loopback what a list of hosts holds, if all of them are', async () => {
+    resolving(['127.0.1.1']);
+    expect(
+      await spansHosts([
+        { host: 'a', ranks: 1 },
+        { host: 'b', ranks: 1 },
+      ]),
+    ).toBe(false);
+    vi.mocked(lookup).mockImplementationOnce((async () => [
+      { address: '203.0.113.1', family: 4 },
+    ]) as unknown as typeof lookup);
+    expect(
+      await spansHosts([
+        { host: 'a', ranks: 1 },
+        { host: 'b', ranks: 1 },
+      ]),
+    ).toBe(true);
+    resolving([], 1);
+    expect(
+      await spansHosts([
+        { host: 'a', ranks: 1 },
+        { host: 'b', ranks: 1 },
+      ]),
+    ).toBe(true);
+    expect(await spansHosts([{ host: 'a', ranks: 1 }])).toBe(false);
+  });
+
+  it('is held by this host once its name has become known, too', async () => {
+    resolving(['127.0.0.1'], 2);
+    const meeting = await open('late.invalid', false);
+    expect(meeting.holdsStore).toBe(true);
+    await meeting.close();
+    expect(vi.mocked(lookup).mock.calls.length).toBeGreaterThan(2);
+  });
+});
+
 describe('the plan of a job', () => {
   const record = (id: string, ranks: number, more: Partial<NodeRecord> = {}): NodeRecord => ({
     id,
@@ -82,5 +198,21 @@ describe('the plan of a job', () => {
     expect(() => planNodes([b, record('x', 2, { index: 1 })], hosts)).toThrow(
       /do not fit one list of 2 hosts: 1 \(b\), 1 \(x\) came/,
     );
+  });
+
+  it('has the places that --node-rank gave, each once, or refuses the nodes by name', () => {
+    const [a, b] = [record('a', 1, { index: 1, holdsStore: true }), record('b', 2, { index: 0 })];
+    expect(planNodes([a, b], undefined).nodes.map(({ id }) => id)).toEqual(['b', 'a']);
+    for (const [others, came] of [
+      [[record('b', 2, { index: 1 })], '1 (a), 1 (b)'],
+      [[record('b', 2)], 'no --node-rank (b), 1 (a)'],
+      [[record('b', 2, { index: 2 })], '1 (a), 2 (b)'],
+    ] as const) {
+      const refusal = {
+        code: 'EP_RENDEZVOUS',
+        message: `ep run: the nodes do not have --node-rank 0 to 1, each once, or none at all: ${came} came`,
+      };
+      expect(() => planNodes([a, ...others], undefined)).toThrow(expect.objectContaining(refusal));
+    }
   });
 });

@@ -127,23 +127,23 @@ describe('ep wqe decode', () => {
   });
 
   it.each([
-    [['0g'], 'expected hexadecimal digits, found "g"'],
-    [['000'], 'expected whole bytes'],
-    [['00'], '1 bytes are left at byte 0'],
-    [[], 'expected either hexadecimal digits or --file'],
-    [['--file', '/nowhere/at-all'], 'there is no such file'],
-    [['--as', 'trace', '[]'], 'expected an object of a trace'],
-    [['--as', 'cqe', '00'], 'expected completions of 64 bytes'],
-    [['--as', 'receive', '00'], '--as must be wqe, cqe, command, trace, found "receive"'],
-    [['--entry-bytes', '64', '00'], '--entry-bytes is for --nic efa'],
-    [['--nic', 'efa', '--as', 'command', '00'], '--as must be wqe, cqe, receive, trace, found "command"'],
-    [['--nic', 'efa', '--entry-bytes', '64', '{}'], '--entry-bytes is not for traces'],
-    [['--nic', 'efa', '00'], 'must be work requests of 64 bytes each, found "1 bytes"'],
-    [['--nic', 'efa', '--as', 'cqe', '00'.repeat(24)], 'completions of 16 bytes each (or --entry-bytes 8)'],
-    [['--nic', 'efa', '--as', 'cqe', '--entry-bytes', '64', '00'], '--entry-bytes must be 8, 16, 32, found 64'],
-  ])('refuses %j', async (args, message) => {
+    [['0g'], 1, 'expected hexadecimal digits, found "g"'],
+    [['000'], 1, 'expected whole bytes'],
+    [['00'], 1, '1 bytes are left at byte 0'],
+    [[], 2, 'expected either hexadecimal digits or --file'],
+    [['--file', '/nowhere/at-all'], 1, 'there is no such file'],
+    [['--as', 'trace', '[]'], 1, 'expected an object of a trace'],
+    [['--as', 'cqe', '00'], 1, 'expected completions of 64 bytes'],
+    [['--as', 'receive', '00'], 2, '--as must be wqe, cqe, command, trace, found "receive"'],
+    [['--entry-bytes', '64', '00'], 2, '--entry-bytes is for --nic efa'],
+    [['--nic', 'efa', '--as', 'command', '00'], 2, '--as must be wqe, cqe, receive, trace, found "command"'],
+    [['--nic', 'efa', '--entry-bytes', '64', '{}'], 2, '--entry-bytes is not for traces'],
+    [['--nic', 'efa', '00'], 1, 'must be work requests of 64 bytes each, found "1 bytes"'],
+    [['--nic', 'efa', '--as', 'cqe', '00'.repeat(24)], 1, 'completions of 16 bytes each (or --entry-bytes 8)'],
+    [['--nic', 'efa', '--as', 'cqe', '--entry-bytes', '64', '00'], 2, '--entry-bytes must be 8, 16, 32, found 64'],
+  ])('refuses %j with status %i', async (args, status, message) => {
     const { code, stderr } = await runEp(['wqe', 'decode', ...args]);
-    expect(code).toBe(1);
+    expect(code).toBe(status);
     expect(stderr).toContain(message);
   });
 });

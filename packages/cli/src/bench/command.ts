@@ -4,10 +4,11 @@ import { type EpCode, EpError, ERROR_TABLE } from '@ep/core';
 import { Argument, Command, Option } from 'commander';
 import pc from 'picocolors';
 import { describeMachine } from '../doctor/machine.js';
-import { type FailureReport, jsonText, stoppedBy } from '../failure.js';
+import { type FailureReport, jsonText, UsageError } from '../failure.js';
 import { byteCount, integerOption, listOption } from '../options.js';
 import { launchIn, mostLocalRanks } from '../run/launch.js';
 import { withScratch } from '../run/scratch.js';
+import { untilStopped } from '../stop.js';
 import { type BenchOptions, type BenchResult, benchFilters, progressMark } from './bench.js';
 import { causeAmong } from './cause.js';
 import { busyFraction, type MachineLoad, watchLoad } from './idle.js';
@@ -35,7 +36,7 @@ export function benchCommand(): Command {
     .addOption(new Option('--repeats <count>', 'measured runs of each case').argParser(integerOption(1, 10_000)))
     .option('--quick', 'small sizes, to see that it works')
     .addOption(
-      new Option('--ranks <list>', 'only these numbers of ranks (collectives)').argParser(
+      new Option('--ranks <list>', 'only these numbers of ranks (moe, collectives)').argParser(
         listOption(integerOption(1, mostLocalRanks)),
       ),
     )
@@ -58,7 +59,7 @@ async function runBenches(name: BenchName | 'all', flags: BenchFlags): Promise<B
     if (loaded.available) {
       for (const filter of benchFilters) {
         if (flags[filter] === undefined || loaded.bench.filters?.includes(filter)) continue;
-        throw new EpError('EP_INVALID_ARGUMENT', `bench ${wanted} takes no --${filter}`, { context: { name: wanted } });
+        throw new UsageError(`bench ${wanted} takes no --${filter}`, { name: wanted });
       }
       available.push(wanted);
     } else unavailable.push({ name: wanted, reason: loaded.reason });
@@ -66,11 +67,8 @@ async function runBenches(name: BenchName | 'all', flags: BenchFlags): Promise<B
   if (name !== 'all' && unavailable[0] !== undefined) {
     throw new EpError('EP_UNAVAILABLE', `bench ${name}: ${unavailable[0].reason}`, { context: { name } });
   }
-  const stop = new AbortController();
-  const onSignal = (signal: NodeJS.Signals): void => stop.abort(signal);
-  process.on('SIGINT', onSignal).on('SIGTERM', onSignal);
-  try {
-    const before = await watchLoad(watchMs, stop.signal);
+  return untilStopped('bench', async (signal) => {
+    const before = await watchLoad(watchMs, signal);
     warnIfBusy(before);
     const options: BenchOptions = {
       quick: flags.quick === true,
@@ -78,8 +76,8 @@ async function runBenches(name: BenchName | 'all', flags: BenchFlags): Promise<B
       ...Object.fromEntries(benchFilters.flatMap((one) => (flags[one] === undefined ? [] : [[one, flags[one]]]))),
     };
     const results: BenchResult[] = [];
-    for (const one of available) results.push(await runInChild(one, options, stop.signal));
-    const after = await watchLoad(watchMs / 2, stop.signal);
+    for (const one of available) results.push(await runInChild(one, options, signal));
+    const after = await watchLoad(watchMs / 2, signal);
     return {
       date: new Date().toISOString(),
       machine: describeMachine(),
@@ -89,12 +87,7 @@ async function runBenches(name: BenchName | 'all', flags: BenchFlags): Promise<B
       results,
       unavailable,
     };
-  } catch (error) {
-    if (!stop.signal.aborted) throw error;
-    throw stoppedBy('bench', stop.signal.reason as NodeJS.Signals);
-  } finally {
-    process.off('SIGINT', onSignal).off('SIGTERM', onSignal);
-  }
+  });
 }
 
 async function runInChild(name: BenchName, options: BenchOptions, signal: AbortSignal): Promise<BenchResult> {

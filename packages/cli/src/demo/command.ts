@@ -10,11 +10,12 @@ import type { MoeDemoDType } from '../demo-moe/job.js';
 import { moeReportText } from '../demo-moe/report.js';
 import { runMoeDemo } from '../demo-moe/run.js';
 import { describeMachine } from '../doctor/machine.js';
-import { CommandExit, jsonText, stoppedBy } from '../failure.js';
+import { CommandExit, jsonText, misused } from '../failure.js';
 import { integerOption } from '../options.js';
 import { drawPlan } from '../picture/draw.js';
 import { writePicture } from '../plan/command.js';
 import { evenBudgets, type PlannedStep, planStep } from '../plan/plan-step.js';
+import { untilStopped } from '../stop.js';
 import { type DeviceChoice, deviceHelp, deviceOption, type Placement, placeRanks, sharesOf } from './devices.js';
 import {
   collectDocuments,
@@ -55,7 +56,7 @@ interface DemoFlags {
   readonly seed: number;
   readonly device: DeviceChoice;
   readonly transport: DemoTransportName;
-  readonly mode: MoeForm['mode'];
+  readonly mode?: MoeForm['mode'];
   readonly kill?: number;
   readonly replace?: boolean;
   readonly pingPong?: boolean;
@@ -89,9 +90,10 @@ export function demoCommand(): Command {
         .default('bf16'),
     )
     .addOption(
-      new Option('--mode <form>', 'moe: how rows are received')
-        .choices(['low-latency', 'high-throughput'])
-        .default('low-latency'),
+      new Option('--mode <form>', 'moe: how rows are received (default: low-latency)').choices([
+        'low-latency',
+        'high-throughput',
+      ]),
     )
     .addOption(new Option('--kill <rank>', 'moe: this rank dies in the middle').argParser(integerOption(0, 127)))
     .option('--replace', 'moe: with --kill: another process takes its place in the next step')
@@ -124,18 +126,22 @@ export function demoCommand(): Command {
     .action(async (job: DemoJob, flags: DemoFlags) => {
       if (job === 'moe') return moe(flags);
       const { dtype } = flags;
-      if (dtype === 'fp8') throw invalid('--dtype', { where: 'demo attention', expected: 'bf16 or f32', found: dtype });
+      if (dtype === 'fp8') throw misused('--dtype', { where: 'demo attention', expected: 'bf16 or f32', found: dtype });
       if (flags.replace === true) {
-        throw invalid('--replace', { where: 'demo attention', expected: 'absent: it is of demo moe', found: true });
+        throw misused('--replace', { where: 'demo attention', expected: 'absent: it is of demo moe', found: true });
       }
       if (flags.kill !== undefined) {
-        throw invalid('--kill', { where: 'demo attention', expected: 'absent: it is of demo moe', found: flags.kill });
+        throw misused('--kill', { where: 'demo attention', expected: 'absent: it is of demo moe', found: flags.kill });
+      }
+      if (flags.mode !== undefined) {
+        throw misused('--mode', { where: 'demo attention', expected: 'absent: it is of demo moe', found: flags.mode });
       }
       if (flags.pingPong === true && flags.device.device !== 'cuda') {
         const expected = 'with --device cuda, whose streams run beside each other';
-        throw invalid('--ping-pong', { where: 'demo attention', expected, found: true });
+        throw misused('--ping-pong', { where: 'demo attention', expected, found: true });
       }
-      const report = await runDemo({ ...flags, dtype }, await placementOf('demo attention', flags));
+      const placement = await placementOf('demo attention', flags);
+      const report = await untilStopped('demo', (signal) => runDemo({ ...flags, dtype }, placement, signal));
       process.stdout.write(flags.json === true ? `${jsonText(report)}\n` : reportText(report));
       if (!report.pass) throw new CommandExit(1);
     });
@@ -145,7 +151,7 @@ export function demoCommand(): Command {
 async function placementOf(where: string, { device, transport, ranks, threads }: DemoFlags): Promise<Placement> {
   if (device.device === 'cuda') {
     if (transport !== 'shm') {
-      throw invalid('--transport', { where, expected: 'absent with --device cuda', found: transport });
+      throw misused('--transport', { where, expected: 'absent with --device cuda', found: transport });
     }
     await checkGpu(`${where}: --device cuda`);
   }
@@ -164,63 +170,50 @@ interface Progress {
 
 async function moe(flags: DemoFlags): Promise<void> {
   const { dtype, ranks, kill, from } = flags;
-  if (dtype === 'f32') throw invalid('--dtype', { where: 'demo moe', expected: 'bf16 or fp8', found: dtype });
+  if (dtype === 'f32') throw misused('--dtype', { where: 'demo moe', expected: 'bf16 or fp8', found: dtype });
   if (flags.pingPong === true && (flags.device.device !== 'cuda' || kill !== undefined)) {
     const expected = 'with --device cuda, whose streams run beside each other, and without --kill';
-    throw invalid('--ping-pong', { where: 'demo moe', expected, found: true });
+    throw misused('--ping-pong', { where: 'demo moe', expected, found: true });
   }
   if (kill !== undefined && (kill >= ranks || ranks < 2)) {
-    throw invalid('--kill', { where: 'demo moe', expected: `one of ${ranks} ranks, not the only one`, found: kill });
+    throw misused('--kill', { where: 'demo moe', expected: `one of ${ranks} ranks, not the only one`, found: kill });
   }
   if (flags.replace === true && (kill === undefined || !isElastic(flags.transport) || flags.device.device === 'cuda')) {
     const expected = 'with --kill, over shm, ibgda, efa or mixed, with rows on the host';
-    throw invalid('--replace', { where: 'demo moe', expected, found: true });
+    throw misused('--replace', { where: 'demo moe', expected, found: true });
   }
   const placement = await placementOf('demo moe', flags);
-  const stop = new AbortController();
-  const onSignal = (signal: NodeJS.Signals): void => stop.abort(signal);
-  process.on('SIGINT', onSignal).on('SIGTERM', onSignal);
   const tell = (text: string): void => {
     if (flags.json !== true && process.stderr.isTTY) process.stderr.write(`\r\x1b[K${text}`);
   };
-  try {
-    const options = {
-      ranks,
-      ...placement,
-      small: flags.small === true,
-      dtype,
-      mode: flags.mode,
-      seed: flags.seed,
-      transport: flags.transport,
-      ...(from === undefined ? {} : { from }),
-      ...(flags.svg === false ? {} : { svg: flags.svg }),
-      ...(kill === undefined ? {} : { kill }),
-      replace: flags.replace === true,
-      pingPong: flags.pingPong === true,
-    };
-    const report = await runMoeDemo(options, tell, stop.signal);
-    tell('');
-    process.stdout.write(flags.json === true ? `${jsonText(report)}\n` : moeReportText(report));
-    if (!report.pass) throw new CommandExit(1);
-  } catch (error) {
-    if (stop.signal.aborted) throw stoppedBy('demo', stop.signal.reason as NodeJS.Signals);
-    throw error;
-  } finally {
-    process.off('SIGINT', onSignal).off('SIGTERM', onSignal);
-  }
+  const options = {
+    ranks,
+    ...placement,
+    small: flags.small === true,
+    dtype,
+    mode: flags.mode ?? ('low-latency' as const),
+    seed: flags.seed,
+    transport: flags.transport,
+    ...(from === undefined ? {} : { from }),
+    ...(flags.svg === false ? {} : { svg: flags.svg }),
+    ...(kill === undefined ? {} : { kill }),
+    replace: flags.replace === true,
+    pingPong: flags.pingPong === true,
+  };
+  const report = await untilStopped('demo', (signal) => runMoeDemo(options, tell, signal));
+  tell('');
+  process.stdout.write(flags.json === true ? `${jsonText(report)}\n` : moeReportText(report));
+  if (!report.pass) throw new CommandExit(1);
 }
 
 type AttentionFlags = DemoFlags & { readonly dtype: AttentionDType };
 
-async function runDemo(flags: AttentionFlags, placement: Placement): Promise<DemoReport> {
+async function runDemo(flags: AttentionFlags, placement: Placement, signal: AbortSignal): Promise<DemoReport> {
   const elementBytes = flags.dtype === 'bf16' ? 2 : 4;
   const { queryHeads, kvHeads, headDim } = demoShape;
   const row: RowBytes = { q: queryHeads * headDim * elementBytes, kv: 2 * kvHeads * headDim * elementBytes };
   const { rankMode: mode, device, gpus } = placement;
   const root = flags.from ?? findRoot(process.cwd());
-  const stop = new AbortController();
-  const onSignal = (signal: NodeJS.Signals): void => stop.abort(signal);
-  process.on('SIGINT', onSignal).on('SIGTERM', onSignal);
   const progress: Progress = { files: [], documents: [], batches: [], steps: [], results: [] };
   const quiet = flags.json === true || process.stdout.isTTY !== true;
   const tasks = new Listr<Progress, 'default' | 'silent'>(
@@ -268,7 +261,7 @@ async function runDemo(flags: AttentionFlags, placement: Placement): Promise<Dem
             task.output = phase;
           };
           const rankJob = { program: rankProgram, write: (path: string) => writeJob(path, job), gpus: gpus.length };
-          context.results = await runRanks<string, StepResult>(flags.ranks, rankJob, mode, onPhase, stop.signal);
+          context.results = await runRanks<string, StepResult>(flags.ranks, rankJob, mode, onPhase, signal);
         },
       },
       {
@@ -287,14 +280,7 @@ async function runDemo(flags: AttentionFlags, placement: Placement): Promise<Dem
     // Its own handler would end the process with 127 before the ranks and the job folder are seen to.
     { ctx: progress, renderer: quiet ? 'silent' : 'default', registerSignalListeners: false },
   );
-  try {
-    await tasks.run();
-  } catch (error) {
-    if (stop.signal.aborted) throw stoppedBy('demo', stop.signal.reason as NodeJS.Signals);
-    throw error;
-  } finally {
-    process.off('SIGINT', onSignal).off('SIGTERM', onSignal);
-  }
+  await tasks.run();
   return reportOf(progress, flags, placement, row);
 }
 

@@ -2,6 +2,7 @@
 import { EpError, formatRanks, invalid } from '@ep/core';
 import { cudaDevices } from '@ep/cuda-kernels';
 import { InvalidArgumentError } from 'commander';
+import { misused } from '../failure.js';
 import type { RankMode } from './ranks.js';
 import type { DemoDevice } from './transports.js';
 
@@ -91,10 +92,10 @@ function chosenGpus(where: string, { ranks, threads, gpus }: Wanted, all: readon
   }
   const found = `cuda:${gpus.join(',')}`;
   if (gpus.length > ranks) {
-    throw invalid('--device', { where, expected: `of at most ${ranks} GPUs, one for each rank`, found });
+    throw misused('--device', { where, expected: `of at most ${ranks} GPUs, one for each rank`, found });
   }
   if (threads && gpus.length > 1) {
-    throw invalid('--device', { where, expected: 'one GPU with --threads: several have a process each', found });
+    throw misused('--device', { where, expected: 'one GPU with --threads: several have a process each', found });
   }
   return gpus;
 }

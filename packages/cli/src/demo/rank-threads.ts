@@ -21,6 +21,7 @@ export async function runRankThreads<P extends string, R>(
     for (const worker of workers) void worker.terminate();
   };
   signal?.addEventListener('abort', stopAll, { once: true });
+  if (signal?.aborted) stopAll();
   const crashes: string[] = [];
   try {
     await Promise.all(

@@ -16,7 +16,9 @@ const paint: Readonly<Record<Verdict, (text: string) => string>> = {
 
 export function doctorCommand(): Command {
   return new Command('doctor')
-    .description('probe every transport and show the limits of this machine; fails if a transport is not available')
+    .description(
+      'probe every transport and show the limits of this machine; status 1 if a transport, Node or the addon fails, not if a device is absent',
+    )
     .option('--json', 'everything that was found, as one JSON object')
     .action(async (flags: { readonly json?: boolean }) => {
       const [probes, tools] = await Promise.all([probeProviders(), findTools()]);

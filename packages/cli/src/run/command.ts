@@ -1,9 +1,10 @@
 /** `ep run`: ranks of this host, alone or as a part of a job on several, with prefixed output. */
-import { constants } from 'node:os';
 import { Argument, Command, Option } from 'commander';
 import pc from 'picocolors';
 import { CommandExit, jsonText } from '../failure.js';
 import { hostList, integerOption, nodeCount, rendezvousAddress } from '../options.js';
+import { watchOutput } from '../output.js';
+import { stopStatus } from '../stop.js';
 import {
   exitCodeOf,
   type LaunchEvent,
@@ -81,7 +82,9 @@ export function runCommand(): Command {
     .addArgument(new Argument('[args...]'))
     .passThroughOptions()
     .action(async (program: string, args: string[], flags: RunFlags, command: Command) => {
-      const several = severalNodes(flags, (why) => command.error(`error: ${why}`));
+      const refuse = (why: string): never => command.error(`error: ${why}`);
+      if (program === '') refuse('say which program to run, after --');
+      const several = severalNodes(flags, refuse);
       const status = await runRanks({ program, args, ...flags }, several);
       if (status !== 0) throw new CommandExit(status);
     });
@@ -92,16 +95,7 @@ async function runRanks(
   several: ReturnType<typeof severalNodes>,
 ): Promise<number> {
   const stop = new AbortController();
-  let told: NodeJS.Signals | undefined;
-  const onSignal = (signal: NodeJS.Signals): void => {
-    told ??= signal;
-    stop.abort(signal);
-  };
-  // The reader has gone (`ep run … | head`): nobody wants the rest.
-  const onOutputError = (error: NodeJS.ErrnoException): void => {
-    if (error.code === 'EPIPE') stop.abort('SIGTERM');
-    told ??= 'SIGPIPE';
-  };
+  const onSignal = (signal: NodeJS.Signals): void => stop.abort(signal);
   for (const signal of FORWARDED) process.on(signal, onSignal);
   const ranks = new Map<number, number>();
   // To the ranks alone: their children would end of it.
@@ -111,7 +105,7 @@ async function runRanks(
   // Elsewhere SIGUSR2 has no meaning but the end.
   const dumps = (process.env.EP_TRACE_DIR ?? '') !== '';
   if (dumps) process.on('SIGUSR2', onDump);
-  process.stdout.on('error', onOutputError);
+  const unwatch = watchOutput((lost) => stop.abort(lost));
   const print = flags.json === true ? printJson : printPrefixed;
   try {
     const common = {
@@ -130,20 +124,19 @@ async function runRanks(
         if (flags.json === true) process.stdout.write(`${jsonText({ event: 'note', text })}\n`);
         else process.stderr.write(`ep run: ${text}\n`);
       };
-      const status = await runNode({ ...common, ...several, onNote }).catch((error: unknown) => {
-        if (told === undefined) throw error;
-        return 1;
+      const code = await runNode({ ...common, ...several, onNote }).catch((error: unknown) => {
+        if (!stop.signal.aborted) throw error;
+        return stopStatus(stop.signal.reason);
       });
-      const code = told === undefined ? status : 128 + constants.signals[told];
       if (flags.json === true) process.stdout.write(`${jsonText({ event: 'end', code })}\n`);
       return code;
     }
     const options: LaunchOptions = { ...common, ranks: flags.ranks!, keepGoing: flags.keepGoing === true };
     const result = await launchRanks(options);
     // A rank may answer a signal with status 0; who asked for the stop must still see that it was one.
-    const code = told === undefined ? result.code : 128 + constants.signals[told];
+    const code = stop.signal.aborted ? stopStatus(stop.signal.reason) : result.code;
     if (flags.json === true) process.stdout.write(`${jsonText({ event: 'end', code })}\n`);
-    else if (told === undefined && result.failed !== undefined) {
+    else if (!stop.signal.aborted && result.failed !== undefined) {
       process.stderr.write(
         `ep run: ${describeExit(result.failed)}${flags.keepGoing ? '' : '; the other ranks were stopped'}\n`,
       );
@@ -152,7 +145,7 @@ async function runRanks(
   } finally {
     for (const signal of FORWARDED) process.off(signal, onSignal);
     process.off('SIGUSR2', onDump);
-    process.stdout.off('error', onOutputError);
+    unwatch();
   }
 }
 

@@ -2,7 +2,7 @@
  * Ends the ranks when the launcher itself was killed. Node has no prctl(PR_SET_PDEATHSIG), so a small shell outlives the launcher: it reads
  * a pipe of which only the launcher has the other end. End of file without `done` means that the launcher is gone.
  */
-import { spawn } from 'node:child_process';
+import { type ChildProcess, spawn } from 'node:child_process';
 
 /** From the launcher's death and SIGTERM of its ranks to their SIGKILL, in seconds: all have ended within one. */
 const guardianGraceSeconds = 0.8;
@@ -38,23 +38,33 @@ export interface Guardian {
 
 /** `scratch`, which need not exist yet, is removed if the launcher dies. */
 export function startGuardian(scratch: string): Guardian {
-  const shell = spawn('/bin/sh', ['-c', SCRIPT, 'ep-guardian', scratch], {
-    detached: true,
-    stdio: ['pipe', 'ignore', 'ignore'],
-  });
   // Without a guardian the job still runs; only the launcher's own SIGKILL would then leave its ranks behind.
-  shell.on('error', () => {});
-  shell.stdin.on('error', () => {});
-  shell.unref();
+  const shell = startShell(scratch);
+  shell?.on('error', () => {});
+  // HAZARD: null or undefined where descriptors ran out.
+  const stdin = shell?.stdin;
+  stdin?.on('error', () => {});
+  shell?.unref();
   const say = (line: string): void => {
-    shell.stdin.write(`${line}\n`);
+    stdin?.write(`${line}\n`);
   };
   return {
     add: (group) => say(`add ${group}`),
     gone: (group) => say(`gone ${group}`),
     done: () => {
       say('done');
-      shell.stdin.end();
+      stdin?.end();
     },
   };
+}
+
+function startShell(scratch: string): ChildProcess | undefined {
+  try {
+    return spawn('/bin/sh', ['-c', SCRIPT, 'ep-guardian', scratch], {
+      detached: true,
+      stdio: ['pipe', 'ignore', 'ignore'],
+    });
+  } catch {
+    return undefined;
+  }
 }

@@ -1,10 +1,12 @@
 /** Starts local ranks as processes with torchrun's environment contract, watches them, and leaves none behind. */
-import { type ChildProcess, spawn } from 'node:child_process';
+import { type ChildProcess, type ChildProcessByStdio, spawn } from 'node:child_process';
 import { randomUUID } from 'node:crypto';
 import { createServer } from 'node:net';
 import { constants } from 'node:os';
 import { join } from 'node:path';
-import { checkInteger, EpError } from '@ep/core';
+import type { Readable } from 'node:stream';
+import { checkInteger, EpError, invalid } from '@ep/core';
+import { signalOf } from '../stop.js';
 import type { Guardian } from './guardian.js';
 import { LineSplitter } from './lines.js';
 import { type Scratch, withScratch } from './scratch.js';
@@ -31,6 +33,8 @@ export interface LaunchPlace {
   readonly master: { readonly host: string; readonly port: number };
   /** EP_STORE, whose server the launcher holds. */
   readonly store: string;
+  /** TORCHELASTIC_RUN_ID: of the job, alike on all nodes and in all attempts. */
+  readonly runId: string;
   readonly attempt: number;
   readonly maxRestarts: number;
 }
@@ -53,9 +57,13 @@ export interface LaunchOptions {
 }
 
 export interface LaunchResult {
-  /** 0 if every rank ended with 0; else that of the first failure, 128 + number for a signal. */
+  /**
+   * 0 if every rank ended with 0; else that of the first failure, 128 + number for a signal that ended the rank. Where `signal` stopped the ranks before any had failed: 128 + number of the
+   * signal that was passed on, whatever they answered.
+   */
   readonly code: number;
   readonly failed?: RankExit;
+  /** Of the ranks that were started. */
   readonly exits: readonly RankExit[];
 }
 
@@ -93,7 +101,9 @@ export function launchRanks(options: LaunchOptions): Promise<LaunchResult> {
 /** As `launchRanks`, with the store in a folder that the caller has. */
 export async function launchIn({ folder, guardian }: Scratch, options: LaunchOptions): Promise<LaunchResult> {
   checkInteger(options.ranks, 'ranks', 'launch', 1, mostLocalRanks);
-  const { place, ranks } = options;
+  const { place, ranks, program } = options;
+  if (program === '')
+    throw invalid('program', { where: 'launch', expected: 'the name or path of a program', found: program });
   const contract =
     place === undefined
       ? { ...contractOf(ranks, ranks, '127.0.0.1', await freePort()), EP_STORE: `file:${storePath(folder)}` }
@@ -135,8 +145,7 @@ function contractOfNode(ranks: number, place: LaunchPlace): Readonly<Record<stri
     ...contractOf(place.worldSize, ranks, place.master.host, place.master.port),
     GROUP_RANK: String(place.node),
     GROUP_WORLD_SIZE: String(place.nodes),
-    // The same on all nodes.
-    TORCHELASTIC_RUN_ID: `${place.store} ${place.attempt}`,
+    TORCHELASTIC_RUN_ID: place.runId,
     TORCHELASTIC_RESTART_COUNT: String(place.attempt),
     TORCHELASTIC_MAX_RESTARTS: String(place.maxRestarts),
     EP_STORE: place.store,
@@ -156,6 +165,8 @@ function inherited(env: NodeJS.ProcessEnv): NodeJS.ProcessEnv {
 /** Where the ranks of a job meet. */
 export const storePath = (folder: string): string => join(folder, 'store');
 
+type Child = ChildProcessByStdio<null, Readable, Readable>;
+
 class Job {
   readonly #options: LaunchOptions;
   readonly #guardian: Guardian;
@@ -163,6 +174,7 @@ class Job {
   readonly #exits: RankExit[] = [];
   #failed: RankExit | undefined;
   #spawnError: EpError | undefined;
+  #stoppedBy: NodeJS.Signals | undefined;
   #stopping = false;
   #timer: NodeJS.Timeout | undefined;
 
@@ -174,10 +186,10 @@ class Job {
   async run(environment: (rank: number) => NodeJS.ProcessEnv): Promise<LaunchResult> {
     const { signal, ranks } = this.#options;
     const onAbort = (): void => {
-      const name: unknown = signal?.reason;
-      this.#stop(
-        typeof name === 'string' && Object.hasOwn(constants.signals, name) ? (name as NodeJS.Signals) : 'SIGTERM',
-      );
+      const passedOn = signalOf(signal?.reason);
+      // Ranks that had all ended were not stopped: only their output is still on its way.
+      if (this.#exits.length < ranks) this.#stoppedBy = passedOn;
+      this.#stop(passedOn);
     };
     // For a launcher that ends by process.exit() or an exception that nobody caught.
     const onExit = (): void => this.#signalAll('SIGKILL');
@@ -197,57 +209,72 @@ class Job {
     }
     if (this.#spawnError !== undefined) throw this.#spawnError;
     const failed = this.#failed;
-    return { code: failed === undefined ? 0 : exitCodeOf(failed), ...(failed && { failed }), exits: this.#exits };
+    const code = exitCodeOf(failed ?? { code: 0, signal: this.#stoppedBy ?? null });
+    return { code, ...(failed && { failed }), exits: this.#exits };
   }
 
   #start(rank: number, env: NodeJS.ProcessEnv): Promise<void> {
-    const { program, args, onEvent, keepGoing } = this.#options;
-    // Detached: a group of its own, so that a terminal's Ctrl-C reaches a rank once, through us, and its children go with it.
-    const child = spawn(program, args, { env, detached: true, stdio: ['ignore', 'pipe', 'pipe'] });
-    const { pid } = child;
-    if (pid !== undefined) {
-      this.#guardian.add(pid);
-      this.#alive.set(rank, child);
-      onEvent({ event: 'start', rank, pid });
+    const { program, args } = this.#options;
+    let child: Child;
+    try {
+      // Detached: a group of its own, so that a terminal's Ctrl-C reaches a rank once, through us, and its children go with it.
+      child = spawn(program, args, { env, detached: true, stdio: ['ignore', 'pipe', 'pipe'] });
+    } catch (error) {
+      this.#notStarted(rank, error as NodeJS.ErrnoException);
+      return Promise.resolve();
     }
+    const { pid } = child;
+    return new Promise((resolve) => {
+      child.on('error', (error: NodeJS.ErrnoException) => {
+        if (pid !== undefined) return;
+        this.#notStarted(rank, error);
+        resolve();
+      });
+      // HAZARD: one that could not be started has no streams where descriptors ran out, whatever its type says.
+      if (pid !== undefined) this.#watch(rank, child, pid, resolve);
+    });
+  }
+
+  #notStarted(rank: number, error: NodeJS.ErrnoException): void {
+    const { program } = this.#options;
+    this.#spawnError ??= new EpError('EP_SYSTEM', `rank ${rank}: cannot start ${program}: ${reasonOf(error)}`, {
+      cause: error,
+      context: { rank, program, errno: error.code },
+    });
+    this.#stop('SIGTERM');
+  }
+
+  #watch(rank: number, child: Child, pid: number, ended: () => void): void {
+    const { onEvent, keepGoing } = this.#options;
+    this.#guardian.add(pid);
+    this.#alive.set(rank, child);
+    onEvent({ event: 'start', rank, pid });
     for (const stream of ['stdout', 'stderr'] as const) {
       const lines = new LineSplitter((text) => onEvent({ event: 'line', rank, stream, text }));
       child[stream].on('data', (chunk: Buffer) => lines.push(chunk)).on('end', () => lines.end());
     }
     let drain: NodeJS.Timeout | undefined;
-    return new Promise((resolve) => {
-      child.on('error', (error: NodeJS.ErrnoException) => {
-        if (pid !== undefined) return;
-        this.#spawnError ??= new EpError('EP_SYSTEM', `rank ${rank}: cannot start ${program}: ${reasonOf(error)}`, {
-          cause: error,
-          context: { rank, program, errno: error.code },
-        });
-        this.#stop('SIGTERM');
-        resolve();
-      });
-      child.on('exit', (code, signal) => {
-        this.#alive.delete(rank);
-        // Whatever the rank left running would hold its pipes open, and outlive the job.
-        signalGroup(child, 'SIGKILL');
-        if (pid !== undefined) this.#guardian.gone(pid);
-        // A descendant in a session of its own may still hold the pipes: their end must not be waited for.
-        drain = setTimeout(() => {
-          child.stdout.destroy();
-          child.stderr.destroy();
-        }, drainMs);
-        const exit = { rank, code, signal };
-        this.#exits.push(exit);
-        if (code !== 0 && !this.#stopping) {
-          this.#failed ??= exit;
-          if (keepGoing !== true) this.#stop('SIGTERM');
-        }
-      });
-      child.on('close', (code, signal) => {
-        clearTimeout(drain);
-        if (pid === undefined) return;
-        onEvent({ event: 'exit', rank, code, signal });
-        resolve();
-      });
+    child.on('exit', (code, signal) => {
+      this.#alive.delete(rank);
+      // Whatever the rank left running would hold its pipes open, and outlive the job.
+      signalGroup(child, 'SIGKILL');
+      this.#guardian.gone(pid);
+      // A descendant in a session of its own may still hold the pipes: their end must not be waited for.
+      drain = setTimeout(() => {
+        child.stdout.destroy();
+        child.stderr.destroy();
+      }, drainMs);
+      const exit = { rank, code, signal };
+      this.#exits.push(exit);
+      if (code !== 0 && !this.#stopping) {
+        this.#failed ??= exit;
+        if (keepGoing !== true) this.#stop('SIGTERM');
+      }
+    });
+    child.on('close', (code, signal) => {
+      clearTimeout(drain);
+      onEvent({ event: 'exit', rank, code, signal });
+      ended();
     });
   }
 

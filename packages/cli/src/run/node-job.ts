@@ -4,6 +4,8 @@
  */
 import { hostname } from 'node:os';
 import { EpError, isEpError } from '@ep/core';
+import { OutputLost } from '../output.js';
+import { signalOf, stopStatus } from '../stop.js';
 import { freePort, type LaunchEvent, type LaunchResult, launchRanks } from './launch.js';
 import {
   type Failure,
@@ -13,6 +15,7 @@ import {
   type NodeSpec,
   type Rendezvous,
   recordOf,
+  spansHosts,
 } from './nodes.js';
 
 export interface NodeJobOptions {
@@ -34,6 +37,7 @@ export interface NodeJobOptions {
   readonly onEvent: (event: LaunchEvent) => void;
   /** What whoever watches should know: restarts, losses. */
   readonly onNote: (text: string) => void;
+  /** Ends the job on all nodes, with the status that its reason gives (`stopStatus`). */
   readonly signal: AbortSignal;
 }
 
@@ -41,17 +45,26 @@ type Ended = { readonly code: number } | { readonly failure: Failure };
 
 /** Resolves with the status of the job, the same on all nodes. Throws `EP_RENDEZVOUS`, `EP_SECRET`, `EP_TIMEOUT` where the nodes do not meet. */
 export async function runNode(options: NodeJobOptions): Promise<number> {
-  const { hosts, signal } = options;
+  const { hosts, joinMs, signal } = options;
   const index = options.nodeRank ?? (hosts === undefined ? undefined : await indexOfThisHost(hosts));
   const ranks = hosts === undefined ? options.ranks! : hosts[index!]!.ranks;
-  const meeting = await NodeMeeting.open(options.rdzv, options.joinMs, signal);
+  const others = () => (hosts === undefined ? options.most > 1 : spansHosts(hosts));
+  const meeting = await NodeMeeting.open(options.rdzv, { joinMs, others, signal });
   try {
-    if (meeting.holdsStore) await meeting.openAttempt(0);
+    if (meeting.holdsStore) await meeting.openJob();
     return await new NodeJob(options, meeting, ranks, index).run();
   } finally {
     await meeting.close();
   }
 }
+
+/** That this node was told to stop, as all nodes are told. */
+function stoppedAt(at: string, { reason }: AbortSignal): Failure {
+  const why = reason instanceof OutputLost ? `${at}: ${reason.message}` : `by ${signalOf(reason)} ${at}`;
+  return { code: stopStatus(reason), text: `the job was stopped ${why}`, stopped: true };
+}
+
+const placeText = (plan: JobPlan, node: number): string => `on node ${node} (${plan.nodes[node]!.host})`;
 
 class NodeJob {
   readonly #options: NodeJobOptions;
@@ -69,6 +82,7 @@ class NodeJob {
   async run(): Promise<number> {
     const { signal, maxRestarts, onNote, hosts } = this.#options;
     const meeting = this.#meeting;
+    this.#jobId = await meeting.jobId(signal);
     let attempt = await meeting.attempt(signal);
     for (;;) {
       const plan = await this.#meet(attempt, hosts);
@@ -92,6 +106,7 @@ class NodeJob {
   }
 
   #id = '';
+  #jobId = '';
 
   async #meet(attempt: number, hosts: readonly NodeSpec[] | undefined): Promise<JobPlan> {
     const { signal } = this.#options;
@@ -143,7 +158,8 @@ class NodeJob {
       if (over.signal.aborted) return;
       const why = error instanceof Error ? error.message : String(error);
       // Nobody could tell the others apart from this one any more.
-      failed({ code: 1, text: `the node that holds the store is lost: ${why}`, stopped: true });
+      const code = signal.aborted ? stopStatus(signal.reason) : 1;
+      failed({ code, text: `the node that holds the store is lost: ${why}`, stopped: true });
     };
     const duties = [
       meeting.failure(attempt, over.signal).then(failed, lost),
@@ -154,12 +170,9 @@ class NodeJob {
       const result = await this.#launch(attempt, plan, node, stop.signal);
       if (failure !== undefined) return { failure };
       const own = this.#failureOf(result, plan, node);
-      if (own !== undefined) {
-        await meeting.fail(attempt, own);
-        return { failure: await meeting.failure(attempt, new AbortController().signal) };
-      }
+      if (own !== undefined) return { failure: await this.#fail(attempt, own) };
       await meeting.done(attempt, node, result.code);
-      return await this.#others(attempt, plan, stop.signal, () => failure);
+      return await this.#others(attempt, plan, node, stop.signal, () => failure);
     } catch (error) {
       // The answer to the loss of the store is the same here as there.
       if (failure !== undefined) return { failure };
@@ -178,19 +191,25 @@ class NodeJob {
 
   #failureOf(result: LaunchResult, plan: JobPlan, node: number): Failure | undefined {
     const { signal } = this.#options;
-    const at = `on node ${node} (${plan.nodes[node]!.host})`;
-    if (signal.aborted)
-      return { code: 143, text: `the job was stopped by ${String(signal.reason)} ${at}`, stopped: true };
+    const at = placeText(plan, node);
+    if (signal.aborted) return stoppedAt(at, signal);
     if (result.failed === undefined) return undefined;
     const { rank, code, signal: by } = result.failed;
     const how = by === null ? `ended with status ${code}` : `was ended by ${by}`;
     return { code: result.code, text: `rank ${rank} ${at} ${how}` };
   }
 
+  /** Resolves with what counts for all nodes: the first failure that was told. */
+  async #fail(attempt: number, own: Failure): Promise<Failure> {
+    await this.#meeting.fail(attempt, own);
+    return this.#meeting.failure(attempt, new AbortController().signal);
+  }
+
   /** This node's ranks have ended well: waits for those of the others. */
   async #others(
     attempt: number,
     plan: JobPlan,
+    node: number,
     stopped: AbortSignal,
     failure: () => Failure | undefined,
   ): Promise<Ended> {
@@ -205,9 +224,7 @@ class NodeJob {
       const found = failure();
       if (found !== undefined) return { failure: found };
       if (!stopped.aborted) throw error;
-      const own = { code: 143, text: `the job was stopped by ${String(stopped.reason)}`, stopped: true };
-      await meeting.fail(attempt, own);
-      return { failure: own };
+      return { failure: await this.#fail(attempt, stoppedAt(placeText(plan, node), this.#options.signal)) };
     }
   }
 
@@ -230,6 +247,7 @@ class NodeJob {
         // Rank 0 is on the first node. That is at the address of the rendezvous, or the list names it.
         master: { host: plan.nodes[0]!.holdsStore ? rdzv.host : plan.nodes[0]!.host, port: plan.nodes[0]!.port },
         store: `tcp://${rdzv.host.includes(':') ? `[${rdzv.host}]` : rdzv.host}:${rdzv.port}`,
+        runId: this.#jobId,
         attempt,
         maxRestarts,
       },

@@ -1,6 +1,7 @@
 /** The nodes of a job that runs on several hosts: how they find each other, who is which, and how each learns of the others' ends. */
 import { randomUUID } from 'node:crypto';
 import { lookup } from 'node:dns/promises';
+import { isIPv4 } from 'node:net';
 import { hostname, networkInterfaces } from 'node:os';
 import { EpError, isEpError, openTcpStore, type Store, type TcpStore } from '@ep/core';
 
@@ -8,6 +9,8 @@ import { EpError, isEpError, openTcpStore, type Store, type TcpStore } from '@ep
 export const HEARTBEAT_MS = 1000;
 export const LOST_MS = 15_000;
 const LOOK_MS = 100;
+/** How often the name of the rendezvous is looked up while another host is awaited there. */
+const LOOKUP_MS = 1000;
 const FOREVER = { timeoutMs: Number.POSITIVE_INFINITY } as const;
 
 export interface NodeSpec {
@@ -61,10 +64,38 @@ async function addressesOf(host: string): Promise<readonly string[]> {
   }
 }
 
-/** The address of this host that the name stands for; undefined where it is another host's. */
+const isLoopback = (host: string): boolean =>
+  host === 'localhost' || host === '::1' || /^(::ffff:)?127(\.\d{1,3}){3}$/i.test(host);
+
+const ownAddresses = (): readonly string[] =>
+  Object.values(networkInterfaces()).flatMap((all) => (all ?? []).map(({ address }) => address));
+
+/** The address of this host that the name stands for, one that other hosts reach if there is any; undefined where it is another host's. */
 export async function localAddressOf(host: string): Promise<string | undefined> {
-  const own = new Set(Object.values(networkInterfaces()).flatMap((all) => (all ?? []).map(({ address }) => address)));
-  return (await addressesOf(host)).find((address) => own.has(address) || address.startsWith('127.'));
+  const own = new Set(ownAddresses());
+  const local = (await addressesOf(host)).filter((address) => own.has(address) || isLoopback(address));
+  return local.find((address) => !isLoopback(address)) ?? local[0];
+}
+
+/** Whether some of the hosts are beyond a loopback address. */
+export async function spansHosts(hosts: readonly NodeSpec[]): Promise<boolean> {
+  const found = await Promise.all(hosts.map(({ host }) => addressesOf(host)));
+  return hosts.length > 1 && !found.every((addresses) => addresses.length > 0 && addresses.every(isLoopback));
+}
+
+/**
+ * Where this host listens for a rendezvous at a name of its own; undefined where it is another's, or the name does not resolve. Throws `EP_INVALID_ARGUMENT` where other hosts are to come to
+ * a name that stands for a loopback address here, and was not given as one.
+ */
+async function listenAddressOf({ host, port }: Rendezvous, others: Approach['others']): Promise<string | undefined> {
+  const address = await localAddressOf(host);
+  if (address === undefined || !isLoopback(address) || isLoopback(host) || !(await others())) return address;
+  const better = ownAddresses().find((own) => isIPv4(own) && !isLoopback(own)) ?? '<address>';
+  throw new EpError(
+    'EP_INVALID_ARGUMENT',
+    `ep run: --rdzv: on this host ${host} stands for ${address} (see /etc/hosts), where no other host gets: give an address of this host instead, on all hosts, for example --rdzv ${better}:${port}`,
+    { context: { host, address } },
+  );
 }
 
 /** Which entry of the list this host is. Throws `EP_INVALID_ARGUMENT` if that is none, or not clear. */
@@ -86,15 +117,7 @@ export async function indexOfThisHost(hosts: readonly NodeSpec[]): Promise<numbe
 export function planNodes(records: readonly NodeRecord[], hosts: readonly NodeSpec[] | undefined): JobPlan {
   const order = (one: NodeRecord): number => one.index ?? (one.holdsStore ? -1 : 0);
   const sorted = [...records].sort((a, b) => order(a) - order(b));
-  if (hosts !== undefined) {
-    const seen = sorted.map(({ index, host }) => `${index} (${host})`).join(', ');
-    const sound = sorted.every(({ index, ranks }, at) => index === at && hosts[at]!.ranks === ranks);
-    if (!sound)
-      throw new EpError(
-        'EP_RENDEZVOUS',
-        `ep run: the nodes do not fit one list of ${hosts.length} hosts: ${seen} came`,
-      );
-  }
+  checkPlaces(sorted, hosts);
   let firstRank = 0;
   const nodes = sorted.map((one): PlannedNode => {
     const planned = { ...one, firstRank };
@@ -102,6 +125,32 @@ export function planNodes(records: readonly NodeRecord[], hosts: readonly NodeSp
     return planned;
   });
   return { nodes, worldSize: firstRank };
+}
+
+/** Throws unless each place was given to one node, in a list that is the same for all or by --node-rank, or no node was given any. */
+function checkPlaces(sorted: readonly NodeRecord[], hosts: readonly NodeSpec[] | undefined): void {
+  if (hosts === undefined && sorted.every(({ index }) => index === undefined)) return;
+  const sound = sorted.every(
+    ({ index, ranks }, at) => index === at && (hosts === undefined || hosts[at]?.ranks === ranks),
+  );
+  if (sound) return;
+  const seen = sorted.map(({ index, host }) => `${index ?? 'no --node-rank'} (${host})`).join(', ');
+  const wanted =
+    hosts === undefined
+      ? `have --node-rank 0 to ${sorted.length - 1}, each once, or none at all`
+      : `fit one list of ${hosts.length} hosts`;
+  throw new EpError('EP_RENDEZVOUS', `ep run: the nodes do not ${wanted}: ${seen} came`, {
+    context: { nodes: sorted.map(({ host, index }) => ({ host, index })) },
+  });
+}
+
+/** How a node comes to the meeting. */
+interface Approach {
+  /** How long the nodes wait for each other. */
+  readonly joinMs: number;
+  /** Whether nodes of other hosts come, too. */
+  readonly others: () => boolean | Promise<boolean>;
+  readonly signal: AbortSignal;
 }
 
 /** One node's view of the job. Whoever can listen at the address of the rendezvous holds the store for all. */
@@ -116,25 +165,41 @@ export class NodeMeeting {
     this.#address = address;
   }
 
-  static async open(address: Rendezvous, timeoutMs: number, signal: AbortSignal): Promise<NodeMeeting> {
-    const local = await localAddressOf(address.host);
-    if (local !== undefined) {
-      try {
-        const store = await openTcpStore({ ...address, isServer: true, bind: local, timeoutMs: LOST_MS, signal });
-        return new NodeMeeting(store, true, address);
-      } catch (error) {
-        // Another node of this host was first.
-        if (!isEpError(error) || error.native?.name !== 'EADDRINUSE') throw error;
+  static async open(address: Rendezvous, { joinMs, others, signal }: Approach): Promise<NodeMeeting> {
+    const end = performance.now() + joinMs;
+    let taken = false;
+    for (;;) {
+      const bind = taken ? undefined : await listenAddressOf(address, others);
+      if (bind !== undefined) {
+        try {
+          const store = await openTcpStore({ ...address, isServer: true, bind, timeoutMs: LOST_MS, signal });
+          return new NodeMeeting(store, true, address);
+        } catch (error) {
+          // Another node of this host was first.
+          if (!isEpError(error) || error.native?.name !== 'EADDRINUSE') throw error;
+          taken = true;
+        }
       }
+      const limits = { timeoutMs: Math.max(0, end - performance.now()), signal };
+      if (await untilHeld(address, taken, limits)) break;
     }
     // For joining others may take their time; later on nobody may be silent for longer than a node may.
-    const first = await openTcpStore({ ...address, timeoutMs, signal });
-    await first.close();
     return new NodeMeeting(await openTcpStore({ ...address, timeoutMs: LOST_MS, signal }), false, address);
   }
 
   get store(): Store {
     return this.#store;
+  }
+
+  /** On the node that holds the store. */
+  async openJob(): Promise<void> {
+    await this.#store.set('job', bytes(randomUUID()));
+    await this.openAttempt(0);
+  }
+
+  /** The id of the job, the same on all nodes and in all attempts. */
+  async jobId(signal: AbortSignal): Promise<string> {
+    return parse<string>(await this.#store.get('job', { ...FOREVER, signal }));
   }
 
   /** The attempt that is under way, or will be. */
@@ -267,6 +332,38 @@ export class NodeMeeting {
 
   close(): Promise<void> {
     return this.#store.close();
+  }
+}
+
+/**
+ * Waits for the node that holds the store: true once it answers. False once the name has become this host's, unless the port is `taken` by another node here: the name of a pod, say, resolves only
+ * a while after the pod has started.
+ */
+async function untilHeld(
+  address: Rendezvous,
+  taken: boolean,
+  { timeoutMs, signal }: { readonly timeoutMs: number; readonly signal: AbortSignal },
+): Promise<boolean> {
+  const over = new AbortController();
+  let ours = false;
+  const look = async (): Promise<void> => {
+    while (!over.signal.aborted) {
+      await pause(LOOKUP_MS, over.signal);
+      ours = !over.signal.aborted && (await localAddressOf(address.host)) !== undefined;
+      if (ours) over.abort();
+    }
+  };
+  // Nobody waits for its end: a lookup can take long where no name server answers.
+  if (!taken) void look();
+  try {
+    const store = await openTcpStore({ ...address, timeoutMs, signal: AbortSignal.any([signal, over.signal]) });
+    await store.close();
+    return true;
+  } catch (error) {
+    if (!ours || signal.aborted) throw error;
+    return false;
+  } finally {
+    over.abort();
   }
 }
 

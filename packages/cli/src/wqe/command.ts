@@ -1,7 +1,6 @@
 /** `ep wqe decode`: bytes of mlx5 and EFA queues, and traces of the software NIC, for people. */
-import { EpError, invalid } from '@ep/core';
 import { Argument, Command, Option } from 'commander';
-import { CommandExit, jsonText } from '../failure.js';
+import { CommandExit, jsonText, misused, UsageError } from '../failure.js';
 import { integerOption } from '../options.js';
 import { efaFormats, efaReport } from './efa.js';
 import { readInput } from './input.js';
@@ -23,7 +22,7 @@ interface DecodeFlags {
 function oneOf<T extends Format>(offered: readonly T[], format: Format, nic: string): T {
   const found = offered.find((one) => one === format);
   if (found !== undefined) return found;
-  throw invalid('--as', { where: `wqe decode --nic ${nic}`, expected: offered.join(', '), found: format });
+  throw misused('--as', { where: `wqe decode --nic ${nic}`, expected: offered.join(', '), found: format });
 }
 
 function report(text: string, { nic, as, entryBytes }: DecodeFlags): Report {
@@ -31,10 +30,7 @@ function report(text: string, { nic, as, entryBytes }: DecodeFlags): Report {
   const format = as ?? (isTrace ? 'trace' : 'wqe');
   if (nic === 'efa') return efaReport(text, oneOf(efaFormats, format, nic), entryBytes);
   if (entryBytes !== undefined) {
-    throw new EpError(
-      'EP_INVALID_ARGUMENT',
-      '--entry-bytes is for --nic efa: bytes of mlx5 queues say how long they are',
-    );
+    throw new UsageError('--entry-bytes is for --nic efa: bytes of mlx5 queues say how long they are');
   }
   return mlx5Report(text, oneOf(mlx5Formats, format, nic));
 }
@@ -59,7 +55,7 @@ export function wqeCommand(): Command {
     .option('--json', 'as one JSON object')
     .action((words: string[], flags: DecodeFlags) => {
       if ((words.length === 0) === (flags.file === undefined)) {
-        throw new EpError('EP_INVALID_ARGUMENT', 'expected either hexadecimal digits or --file');
+        throw new UsageError('expected either hexadecimal digits or --file');
       }
       const text = flags.file === undefined ? words.join(' ') : readInput(flags.file);
       const { lines, items, broken } = report(text, flags);

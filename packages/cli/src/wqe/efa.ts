@@ -1,6 +1,7 @@
 /** Bytes of EFA queues, and traces of the software EFA that executes them. How large an entry is belongs to its queue, and the bytes do not say. */
-import { EpError, invalid } from '@ep/core';
+import { invalid } from '@ep/core';
 import { decodeCqe, decodeReceive, decodeWqe, dumpCqe, dumpReceive, dumpWqe, statusName } from '@ep/efa-gda';
+import { misused, UsageError } from '../failure.js';
 import { parseHex } from './input.js';
 import { entryReports, type Report } from './report.js';
 import { type TraceStyle, traceReport } from './trace.js';
@@ -40,14 +41,13 @@ const traceStyle: TraceStyle = {
 /** `entryBytes` undefined: the usual size of that format. */
 export function efaReport(text: string, format: (typeof efaFormats)[number], entryBytes: number | undefined): Report {
   if (format === 'trace') {
-    if (entryBytes !== undefined)
-      throw new EpError('EP_INVALID_ARGUMENT', '--entry-bytes is not for traces: they say it');
+    if (entryBytes !== undefined) throw new UsageError('--entry-bytes is not for traces: they say it');
     return traceReport(text, traceStyle);
   }
   const { word, usual, sizes } = queues[format];
   const size = entryBytes ?? usual;
   const where = `efa ${format}`;
-  if (!sizes.includes(size)) throw invalid('--entry-bytes', { where, expected: sizes.join(', '), found: size });
+  if (!sizes.includes(size)) throw misused('--entry-bytes', { where, expected: sizes.join(', '), found: size });
   const bytes = parseHex(text);
   if (bytes.byteLength % size !== 0) {
     const others = sizes.filter((other) => bytes.byteLength % other === 0);

@@ -62,6 +62,27 @@ describe('ep run on several nodes', () => {
     }
   });
 
+  it('gives one id of the job to the ranks of all nodes and attempts', async () => {
+    const source = `
+      const { TORCHELASTIC_RUN_ID, TORCHELASTIC_RESTART_COUNT } = process.env;
+      console.log('id', TORCHELASTIC_RUN_ID);
+      if (TORCHELASTIC_RESTART_COUNT === '0') process.exitCode = 9;`;
+    const all = await onNodes([1, 1], ['--nodes', '2', '--max-restarts', '1'], source);
+    expect(all.map(({ code }) => code)).toEqual([0, 0]);
+    const ids = linesOf(all).map((line) => line.replace(/^\[rank \d\] id /, ''));
+    // A rank may be stopped before it has said anything, in the first attempt.
+    expect(ids.length).toBeGreaterThan(2);
+    expect(new Set(ids).size).toBe(1);
+    expect(ids[0]).toMatch(/^[-0-9a-f]{36}$/);
+  });
+
+  it('names the nodes that were given the same number', async () => {
+    for (const { code, stderr } of await onNodes([1, 1], ['--nodes', '2', '--node-rank', '0'], '')) {
+      expect(code).toBe(1);
+      expect(stderr).toMatch(/--node-rank 0 to 1, each once.*: 0 \(.+\), 0 \(.+\) came \[EP_RENDEZVOUS\]/);
+    }
+  });
+
   it('starts all ranks again, as often as it may, with keys of their own', async () => {
     const source = `
       import { openRendezvous } from '@ep/core';
@@ -112,15 +133,28 @@ describe('ep run on several nodes', () => {
     expect(stderr).toMatch(/node 1 \(.+\) has gone: its connection to the store was closed; all ranks were stopped/);
   });
 
-  it('passes on a signal to the ranks of all nodes', async () => {
+  it.each([
+    ['SIGTERM', 143],
+    ['SIGINT', 130],
+  ] as const)('passes %s on to the ranks of all nodes, which all end with %i', async (signal, status) => {
     const rdzv = ['--rdzv', `127.0.0.1:${await freePort()}`, '--nodes', '2'];
     const args = ['run', '-n', '1', ...rdzv, ...program(`console.log('here'); setInterval(() => {}, 1000);`)];
     const nodes = [startEp(args, SECRET), startEp(args, SECRET)];
     for (const node of nodes) await node.seen(/here/);
-    nodes[1]!.child.kill('SIGTERM');
+    nodes[1]!.child.kill(signal);
     const [other, told] = await Promise.all(nodes.map(({ finished }) => finished));
-    expect(told!.code).toBe(143);
-    expect(other!.code).toBe(143);
-    expect(other!.stderr).toMatch(/stopped by SIGTERM on node/);
+    expect([told!.code, other!.code]).toEqual([status, status]);
+    expect(other!.stderr).toMatch(new RegExp(`stopped by ${signal} on node`));
+  });
+
+  it('ends on all nodes as on the one whose output nobody reads any more', async () => {
+    const rdzv = ['--rdzv', `127.0.0.1:${await freePort()}`, '--nodes', '2'];
+    const args = ['run', '-n', '1', ...rdzv, ...program(`setInterval(() => console.log('here'), 10);`)];
+    const nodes = [startEp(args, SECRET), startEp(args, SECRET)];
+    for (const node of nodes) await node.seen(/here/);
+    nodes[1]!.child.stdout?.destroy();
+    const [other, told] = await Promise.all(nodes.map(({ finished }) => finished));
+    expect([told!.code, other!.code]).toEqual([141, 141]);
+    expect(other!.stderr).toMatch(/the job was stopped on node \d \(.+\): nobody reads its stdout any more/);
   });
 });
