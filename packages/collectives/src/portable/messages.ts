@@ -227,7 +227,10 @@ export class Messages {
     const granted = this.#granted[from]!;
     message.onEnd();
     message.onCut = (error) => this.#refuse(from, id, error);
-    if (data.byteLength !== message.room) return message.gone();
+    if (data.byteLength !== message.room) {
+      message.gone();
+      return;
+    }
     if (dtype !== mine || bytes > data.byteLength) {
       const expected = `${mine} of at most ${data.byteLength} bytes`;
       const found = `${dtype} of ${bytes} bytes`;
