@@ -209,7 +209,7 @@ export function stepTable() {
       report: { format: 'plain', files: [aloneTotals] },
     },
     // `headers` has compiled all of them for the others; linking is alike.
-    kernelsLinked(['ci'], ['--architectures', '90']),
+    kernelsLinked(['ci'], ['--architectures', '90', '--whole']),
     kernelsLinked(['full'], []),
     {
       name: 'instructions of a post',

@@ -1,7 +1,7 @@
-// node native/tests/compile/run.mjs [--totals FILE] [--architectures 90,80,100]: the kernels, instantiated and linked as their users would.
+// node native/tests/compile/run.mjs [--totals FILE] [--architectures 90,80,100] [--whole]: the kernels, instantiated and linked as their users would.
 // tools/headers compiles each header alone; templates that nobody calls pass there whatever they contain, so here every
 // kernel meets every context and endpoint, in two translation units or more, by g++ (and clang++ where it is installed) and by
-// nvcc for each architecture, and for one of them with -rdc, too, and one program links both machines and is run.
+// nvcc for each architecture, and for one of them with -rdc, too (not with --whole, which takes half as long), and one program links both machines and is run.
 import { existsSync, mkdirSync, mkdtempSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
 import { cpus, tmpdir } from 'node:os';
 import { dirname, join, resolve } from 'node:path';
@@ -11,10 +11,15 @@ import { compiler } from '../../../tools/setup/system.mjs';
 import { nvccCommand, nvccVersion } from '../../../tools/setup/toolchain.mjs';
 
 const { values } = parseArgs({
-  options: { totals: { type: 'string' }, architectures: { type: 'string', default: '90,80,100' } },
+  options: {
+    totals: { type: 'string' },
+    architectures: { type: 'string', default: '90,80,100' },
+    whole: { type: 'boolean', default: false },
+  },
 });
 const totalsFile = values.totals;
 const chosen = values.architectures.split(',');
+const linkings = values.whole ? [false] : [false, true];
 
 const native = resolve(import.meta.dirname, '../..');
 const here = import.meta.dirname;
@@ -247,7 +252,7 @@ if (!hasMlx5dv)
 if (!hasNvcc) console.log('nvcc was not found (CUDACXX, CUDA_HOME and PATH were searched): the nvcc half is not run');
 
 await together([
-  ...(hasNvcc ? [...cudaCases(false), ...cudaCases(true)] : []),
+  ...(hasNvcc ? linkings.flatMap(cudaCases) : []),
   ...hostCompilers.flatMap(hostCases),
   ...coreCases,
   ...offsetCases(cc),
@@ -259,7 +264,7 @@ await together([
 ]);
 if (failed === 0) {
   for (const cxx of hostCompilers) await hostLink(cxx);
-  if (hasNvcc) await together([false, true].map((rdc) => () => cudaLink(rdc)));
+  if (hasNvcc) await together(linkings.map((rdc) => () => cudaLink(rdc)));
 }
 
 if (totalsFile !== undefined) {

@@ -140,7 +140,8 @@ describe('ep demo moe', () => {
       const { rounds, transfer, compute, together, hidden, differ } = report.turns!;
       expect({ pass: report.pass, rounds, differ }).toEqual({ pass: true, rounds: 2, differ: 0 });
       for (const milliseconds of [transfer, compute, together]) expect(milliseconds).toBeGreaterThan(0);
-      expect(hidden).toBeCloseTo((transfer + compute - together) / transfer);
+      // No more than all of it, whatever a busy machine made of the times.
+      expect(hidden).toBeCloseTo(Math.min(1, (transfer + compute - together) / transfer));
       expect(moeReportText(report)).toMatch(/transfer hidden +-?\d+ % .*0 numbers differ/);
       expect(moePasses({ ...report, turns: { ...report.turns!, differ: 1 } })).toBe(false);
     },
