@@ -314,6 +314,12 @@ set(EP_ONE_THREAD_TESTS
   naive_test nic_fuzz_test number_test prm_commands_test queues_test reduce_test replica_sum_test requests_test rings_test topology_test verbs_abi_test
 )
 
+# What CI runs under each sanitizer, for which it has minutes: what hears peers, strangers and NICs, what frees memory beside others, and ranks that are lost. `pnpm test:full` runs all of them.
+set(EP_SAMPLED_TESTS
+  carrier_test efa_fuzz_test efa_gin_test efa_threads_test elastic_test fabric_engine_test fabric_fuzz_test group_messages_test group_test lifelines_test members_test moe_fast_test moe_lost_test moe_simt_test
+  net_hub_test net_talk_test nic_fuzz_test rounds_test segment_test threads_test
+)
+
 # These open the shim of dl/shim.
 set(EP_SHIM_TESTS soft_control_test verbs_shim_test)
 set(EP_FABRIC_SHIM_TESTS libfabric_shim_test)

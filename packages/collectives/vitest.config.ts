@@ -8,7 +8,11 @@ export default defineConfig({
     include: ['test/**/*.test.ts'],
     exclude: full
       ? configDefaults.exclude
-      : [...configDefaults.exclude, 'test/{worlds,failure,elastic,members,device}/**'],
+      : [
+          ...configDefaults.exclude,
+          'test/{worlds,failure,elastic,members,device}/**',
+          'test/portable/carried.test.ts',
+        ],
     // Ranks wait on each other: beside other suites they would time each other out.
     fileParallelism: false,
     testTimeout: 120_000,

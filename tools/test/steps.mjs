@@ -70,9 +70,10 @@ const fuzzers = (minutes) =>
  * @param {readonly Lane[]} stepLanes
  * @param {number} minutes
  * @param {{ build: number, tests: number }} usual
+ * @param {boolean} [sampled] those of EP_SAMPLED_TESTS (native/cmake/EpSources.cmake)
  * @returns {Step[]}
  */
-const ctestPreset = (preset, stepLanes, minutes, usual) => {
+const ctestPreset = (preset, stepLanes, minutes, usual, sampled = false) => {
   const cwd = join(root, 'native');
   const report = join(resultsDir, `ctest-${preset}.xml`);
   const prepare = { lanes: stepLanes, minutes, cwd, counts: false };
@@ -82,7 +83,7 @@ const ctestPreset = (preset, stepLanes, minutes, usual) => {
       ...prepare,
       name: `build ${preset}`,
       usual: usual.build,
-      command: ['cmake', '--build', '--preset', preset],
+      command: ['cmake', '--build', '--preset', preset, ...(sampled ? ['--target', 'sampled_tests'] : [])],
       needs: `configure ${preset}`,
     },
     {
@@ -93,6 +94,7 @@ const ctestPreset = (preset, stepLanes, minutes, usual) => {
       cwd,
       command: [
         ...['ctest', '--preset', preset, '--no-tests=error', '--output-on-failure', '--output-junit', report],
+        ...(sampled ? ['-L', 'sampled'] : []),
         ...(preset === 'release' && process.env.CI === 'true' ? ['--repeat', 'until-pass:2'] : []),
       ],
       report: { format: 'junit', files: [report] },
@@ -246,8 +248,10 @@ export function stepTable() {
       report: { format: 'vitest', files: packagesWith('e2e').map((entry) => join(root, entry.dir, vitestFile)) },
     },
     // Last, for on a slow machine the last of `ci` is left out (--until).
-    ...ctestPreset('asan', ciLanes, 20, { build: 7, tests: 6 }),
-    ...ctestPreset('tsan', ciLanes, 20, { build: 6, tests: 8 }),
+    ...ctestPreset('asan', ['ci'], 20, { build: 4, tests: 2 }, true),
+    ...ctestPreset('tsan', ['ci'], 20, { build: 4, tests: 2 }, true),
+    ...ctestPreset('asan', ['full'], 20, { build: 7, tests: 6 }),
+    ...ctestPreset('tsan', ['full'], 20, { build: 6, tests: 8 }),
     optionalPreset('clang', ['full'], 20),
     optionalPreset('clang-asan', ['full'], 30),
     // That of groups takes 65 to 75 minutes on two cores.

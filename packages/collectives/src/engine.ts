@@ -117,7 +117,7 @@ export interface RecvCall<D extends Data = Elements> {
 
 export interface RecvEnd {
   readonly source: number;
-  /** Bytes received; a message longer than the array ends both sides with EP_MISMATCH, as does another dtype. */
+  /** Bytes received; a message longer than the array ends both sides with EP_MISMATCH, as does another type of array. */
   readonly byteLength: number;
 }
 

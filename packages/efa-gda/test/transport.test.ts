@@ -84,6 +84,8 @@ describe('what a rank posts', () => {
             endpoint.put(memory.local(at, 64), memory.remote(peer, 4096 + at, 64), {
               signal: i % 2 === 0 ? { slot: 0, op: 'inc' } : { slot: 0, op: 'add', value: 2n ** 32n },
             });
+            // Some rings of the doorbell at the least: one that is lost is made good by the next, and there must be one.
+            if (i % 10 === 9) await new Promise((resolve) => setImmediate(resolve));
           }
           await endpoint.flush();
           const total = (BigInt(rounds) / 2n) * (2n ** 32n + 1n);
