@@ -316,7 +316,7 @@ set(EP_ONE_THREAD_TESTS
 
 # What CI runs under each sanitizer, for which it has minutes: what hears peers, strangers and NICs, what frees memory beside others, and ranks that are lost. `pnpm test:full` runs all of them.
 set(EP_SAMPLED_TESTS
-  carrier_test efa_fuzz_test efa_gin_test efa_threads_test elastic_test fabric_engine_test fabric_fuzz_test group_messages_test group_test lifelines_test members_test moe_fast_test moe_lost_test moe_simt_test
+  efa_fuzz_test efa_gin_test efa_threads_test elastic_test fabric_engine_test fabric_fuzz_test group_messages_test group_test lifelines_test members_test moe_fast_test moe_lost_test moe_simt_test
   net_hub_test net_talk_test nic_fuzz_test rounds_test segment_test threads_test
 )
 

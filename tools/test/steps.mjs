@@ -249,7 +249,7 @@ export function stepTable() {
     },
     // Last, for on a slow machine the last of `ci` is left out (--until).
     ...ctestPreset('asan', ['ci'], 20, { build: 4, tests: 2 }, true),
-    ...ctestPreset('tsan', ['ci'], 20, { build: 4, tests: 2 }, true),
+    ...ctestPreset('tsan', ['ci'], 20, { build: 4, tests: 3 }, true),
     ...ctestPreset('asan', ['full'], 20, { build: 7, tests: 6 }),
     ...ctestPreset('tsan', ['full'], 20, { build: 6, tests: 8 }),
     optionalPreset('clang', ['full'], 20),
