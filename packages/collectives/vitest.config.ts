@@ -8,11 +8,7 @@ export default defineConfig({
     include: ['test/**/*.test.ts'],
     exclude: full
       ? configDefaults.exclude
-      : [
-          ...configDefaults.exclude,
-          'test/{worlds,failure,elastic,members,device}/**',
-          'test/portable/carried.test.ts',
-        ],
+      : [...configDefaults.exclude, 'test/{worlds,failure,elastic,members,device}/**', 'test/portable/carried.test.ts'],
     // Ranks wait on each other: beside other suites they would time each other out.
     fileParallelism: false,
     testTimeout: 120_000,
