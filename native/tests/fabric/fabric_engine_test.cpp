@@ -215,7 +215,10 @@ void test_silent_peer() {
   EP_CHECK_EQ(ranks.signal(1, 6), 1u);
   // What a memory's end would tell it is nothing to wait for: the thread would look every millisecond from then on, and each post twice.
   EP_CHECK(soon([&] { return ranks.side(0).engine->quiet(); }));
+  const uint64_t before = ranks.side(1).engine->counts().messages; // it answers
   ranks.side(0).engine->remove_memory(*ranks.side(0).memory);
+  EP_CHECK(soon([&] { return ranks.side(1).engine->counts().messages > before; }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
   EP_CHECK(soon([&] { return ranks.side(0).engine->quiet(); }));
 }
 
