@@ -99,6 +99,19 @@ export class Agreement {
     throw refused.reason;
   }
 
+  /** What `open` returns, once all ranks have opened theirs and agree: `conclude`, of one step. */
+  async concludeWith<T>(where: string, open: () => T, lines: readonly string[], options: WaitOptions = {}): Promise<T> {
+    let opened: T;
+    try {
+      opened = open();
+    } catch (reason) {
+      await this.conclude(where, { reason }, lines, options);
+      throw reason;
+    }
+    await this.conclude(where, undefined, lines, options);
+    return opened;
+  }
+
   /** Resolves when no exchange is under way. */
   async idle(): Promise<void> {
     await this.#tail;

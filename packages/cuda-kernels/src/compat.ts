@@ -369,22 +369,18 @@ export async function openCompatDispatcher(
       Array.from({ length: worldSize }, (_, peer) => transport.connect(peer as Rank)),
     );
     const agreement = new Agreement(transport, memory, endpoints, { byteOffset: agreementAt, slot: 2 * worldSize });
-    // A rank that fails here still takes part: the others must hear of it instead of waiting for it.
-    let handle: DeviceHandle<'bundled' | 'add'> | undefined;
-    let refused: { readonly reason: unknown } | undefined;
-    try {
-      handle = transport.device(memory);
+    const open = (): DeviceHandle<'bundled' | 'add'> => {
+      const made = transport.device(memory);
       stream = options.stream ?? new HostStream();
-    } catch (reason) {
-      refused = { reason };
-    }
+      return made;
+    };
     const lines = [`queryBytes is ${queryBytes}`, `keyValueBytes is ${keyValueBytes}`];
-    await agreement.conclude(where, refused, lines, wait);
+    const handle = await agreement.concludeWith(where, open, lines, wait);
     const place = { queryBytes, keyValueBytes };
     return new CompatDispatcher({
       transport,
       memory,
-      handle: handle!,
+      handle,
       agreement,
       stream: stream!,
       ownStream,

@@ -49,16 +49,13 @@ export async function openDispatcher(transport: DispatchTransport, options: Disp
       Array.from({ length: worldSize }, (_, peer) => transport.connect(peer as Rank)),
     );
     const agreement = new Agreement(transport, memory, endpoints, agreementPlace(layout));
-    // A rank that fails here still takes part: the others must hear of it instead of waiting for it.
-    let handle: DeviceHandle<'bundled' | 'add'> | undefined;
-    let refused: { readonly reason: unknown } | undefined;
-    try {
-      handle = transport.device(memory);
+    const open = (): DeviceHandle<'bundled' | 'add'> => {
+      const made = transport.device(memory);
       stream = options.stream ?? new HostStream();
-    } catch (reason) {
-      refused = { reason };
-    }
-    await agreement.conclude(where, refused, [...optionLines(layout), `chunkBytes is ${chunkBytes}`], wait);
+      return made;
+    };
+    const lines = [...optionLines(layout), `chunkBytes is ${chunkBytes}`];
+    const handle = await agreement.concludeWith(where, open, lines, wait);
     return new Dispatcher({
       transport,
       memory,
@@ -66,7 +63,7 @@ export async function openDispatcher(transport: DispatchTransport, options: Disp
       agreement,
       stream: stream!,
       ownStream,
-      handle: handle!,
+      handle,
       ...resolved,
     });
   } catch (error) {

@@ -48,6 +48,7 @@ abstract class Message<C extends SendCall<Data> | RecvCall<Data>, T> implements 
   /** Takes it out of the books; and tells the peer that it is cut off, where the peer can know of it. */
   onEnd: () => void = () => {};
   onCut: (error: unknown) => void = () => {};
+  readonly #kind: 'send' | 'recv';
   readonly #queues: MessageQueues;
   readonly #settle: Settle<T>;
   readonly #stopListening: () => void;
@@ -58,6 +59,7 @@ abstract class Message<C extends SendCall<Data> | RecvCall<Data>, T> implements 
 
   protected constructor(kind: 'send' | 'recv', call: C, queues: MessageQueues, settle: Settle<T>) {
     this.call = call;
+    this.#kind = kind;
     this.key = `${kind} ${call.peer} ${call.tag}`;
     this.#queues = queues;
     this.#settle = settle;
@@ -121,7 +123,7 @@ abstract class Message<C extends SendCall<Data> | RecvCall<Data>, T> implements 
   /** The caller has transferred its array. */
   gone(): void {
     const { peer, tag, data } = this.call;
-    const what = peer < 0 ? `recv with tag ${tag}` : `${this.key.split(' ', 1)[0]} with rank ${peer}, tag ${tag}`;
+    const what = peer < 0 ? `recv with tag ${tag}` : `${this.#kind} with rank ${peer}, tag ${tag}`;
     try {
       checkStillLiving(data, what);
     } catch (error) {
