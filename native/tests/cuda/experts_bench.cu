@@ -4,9 +4,10 @@
 // Time is of CUDA events around the kernels of all ranks, which are launched behind a gate, so that no launch is in it; the median of the repetitions. Before and after them every
 // received row and every sum is checked. Results are sent, or stay where experts have written them ("results in place"). Low latency is also timed with one launch for all ranks ("together") in place of one for each,
 // and either in graphs: of one call of all ranks, and of 16 dispatches and 16 calls that follow each other, of which combine is the difference. Floor of a low-latency call: what must be read and written once, at the rate of the copy: dispatch, the selections, 16 bytes of header
-// each; combine, the selections read and the tokens written. High throughput: the bytes of the selections, counted once, over a copy of as many bytes.
+// each; combine, the selections read and the tokens written. Beside it, what a launch of as many blocks and one word among all ranks take alone, launched alike. High throughput: the bytes of the selections, counted once, over a copy of as many bytes.
 #include <algorithm>
 
+#include "exchange.cuh"
 #include "experts_world.cuh"
 
 namespace {
@@ -123,16 +124,38 @@ call_times call(stopwatch& watch, experts_world& world, const launching& how) {
   return took;
 }
 
+// What the first stream's graph does on all of them.
+template <class Launch> cudaGraphExec_t captured(const std::vector<cudaStream_t>& streams, const Launch& launch) {
+  const cudaStream_t first = streams[0];
+  cudaEvent_t event = nullptr;
+  check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+  check(cudaStreamBeginCapture(first, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+  check(cudaEventRecord(event, first), "cudaEventRecord");
+  for (size_t stream = 1; stream < streams.size(); ++stream) check(cudaStreamWaitEvent(streams[stream], event, 0), "cudaStreamWaitEvent");
+  for (size_t stream = 0; stream < streams.size(); ++stream) launch(stream);
+  for (size_t stream = 1; stream < streams.size(); ++stream) {
+    check(cudaEventRecord(event, streams[stream]), "cudaEventRecord");
+    check(cudaStreamWaitEvent(first, event, 0), "cudaStreamWaitEvent");
+  }
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t made = nullptr;
+  check(cudaStreamEndCapture(first, &graph), "cudaStreamEndCapture");
+  check(cudaGraphInstantiate(&made, graph, 0), "cudaGraphInstantiate");
+  check(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  check(cudaEventDestroy(event), "cudaEventDestroy");
+  return made;
+}
+
 // Dispatch, and combine, of all ranks as one graph each: a replay is one launch, so that ranks begin as near to each other as the device lets them.
 class replays {
  public:
   replays(experts_world& all, const launching& how) : world(all), streams(streams_of(all, how)) {
-    one_dispatch = captured([&](size_t stream) { dispatch(world, how, stream); });
-    one_combine = captured([&](size_t stream) { combine(world, how, stream); });
-    dispatches = captured([&](size_t stream) {
+    one_dispatch = captured(streams, [&](size_t stream) { dispatch(world, how, stream); });
+    one_combine = captured(streams, [&](size_t stream) { combine(world, how, stream); });
+    dispatches = captured(streams, [&](size_t stream) {
       for (uint32_t i = 0; i < in_row; ++i) dispatch(world, how, stream);
     });
-    both = captured([&](size_t stream) {
+    both = captured(streams, [&](size_t stream) {
       for (uint32_t i = 0; i < in_row; ++i) {
         dispatch(world, how, stream);
         combine(world, how, stream);
@@ -169,27 +192,6 @@ class replays {
   experts_world& world;
   std::vector<cudaStream_t> streams;
   cudaGraphExec_t one_dispatch = nullptr, one_combine = nullptr, dispatches = nullptr, both = nullptr;
-
-  template <class Launch> cudaGraphExec_t captured(const Launch& launch) {
-    const cudaStream_t first = streams[0];
-    cudaEvent_t event = nullptr;
-    check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
-    check(cudaStreamBeginCapture(first, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-    check(cudaEventRecord(event, first), "cudaEventRecord");
-    for (size_t stream = 1; stream < streams.size(); ++stream) check(cudaStreamWaitEvent(streams[stream], event, 0), "cudaStreamWaitEvent");
-    for (size_t stream = 0; stream < streams.size(); ++stream) launch(stream);
-    for (size_t stream = 1; stream < streams.size(); ++stream) {
-      check(cudaEventRecord(event, streams[stream]), "cudaEventRecord");
-      check(cudaStreamWaitEvent(first, event, 0), "cudaStreamWaitEvent");
-    }
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t made = nullptr;
-    check(cudaStreamEndCapture(first, &graph), "cudaStreamEndCapture");
-    check(cudaGraphInstantiate(&made, graph, 0), "cudaGraphInstantiate");
-    check(cudaGraphDestroy(graph), "cudaGraphDestroy");
-    check(cudaEventDestroy(event), "cudaEventDestroy");
-    return made;
-  }
 };
 
 void check_all(experts_world& world) {
@@ -210,8 +212,52 @@ void checked_call(stopwatch& watch, experts_world& world, const launching& how) 
   check_all(world);
 }
 
+// Microseconds of a launch and one word among all ranks: launched, as one graph, and of a graph of many that follow each other, each.
+struct exchange_times {
+  double launched = 0;
+  double one_graph = 0;
+  double in_row = 0;
+};
+
+exchange_times measure_exchanges(stopwatch& watch, const experts_world& world, const launching& how) {
+  const std::vector<cudaStream_t> streams = streams_of(world, how);
+  const auto ranks = static_cast<uint32_t>(world.ranks.size());
+  const exchanges words(ranks);
+  uint32_t calls = 0;
+  const auto launch = [&](size_t stream) { words.launch(streams[stream], static_cast<uint32_t>(stream), how.together ? ranks : 1, how.blocks, how.lanes); };
+  const auto launch_all = [&] {
+    for (size_t stream = 0; stream < streams.size(); ++stream) launch(stream);
+  };
+  const cudaGraphExec_t one = captured(streams, launch);
+  const cudaGraphExec_t many = captured(streams, [&](size_t stream) {
+    for (uint32_t i = 0; i < replays::in_row; ++i) launch(stream);
+  });
+  const auto time = [&](const std::vector<cudaStream_t>& waiting, const auto& once, uint32_t each) {
+    std::vector<double> times;
+    for (uint32_t i = 0; i <= repetitions; ++i) {
+      const double took = watch.time(waiting, once) / each;
+      calls += each;
+      if (i > 0) times.push_back(took);
+    }
+    return median(times);
+  };
+  const auto replay = [&](cudaGraphExec_t graph) { return [&watch, &streams, graph] { check(cudaGraphLaunch(graph, streams[0]), "cudaGraphLaunch"); }; };
+  exchange_times took;
+  took.launched = time(streams, launch_all, 1);
+  took.one_graph = time({streams[0]}, replay(one), 1);
+  took.in_row = time({streams[0]}, replay(many), replays::in_row);
+  for (cudaGraphExec_t graph : {one, many}) cudaGraphExecDestroy(graph);
+  if (!words.complete(calls)) {
+    std::fprintf(stderr, "words of %u exchanges have not all come\n", calls);
+    std::exit(1);
+  }
+  std::printf("    %slaunch and words alone: %.1f us, one graph %.1f us, of %u each %.1f us\n", how.together ? "together, " : "          ", took.launched, took.one_graph, replays::in_row, took.in_row);
+  return took;
+}
+
 void measure_launches(stopwatch& watch, experts_world& world, const launching& how, const call_times& floor) {
-  const auto measured = [&](const char* name, const auto& once, uint32_t unmeasured) {
+  const exchange_times beside = measure_exchanges(watch, world, how);
+  const auto measured = [&](const char* name, double words, const auto& once, uint32_t unmeasured) {
     std::vector<double> in, out;
     for (uint32_t i = 0; i < repetitions + unmeasured; ++i) {
       const call_times took = once();
@@ -219,23 +265,23 @@ void measure_launches(stopwatch& watch, experts_world& world, const launching& h
       in.push_back(took.dispatch);
       out.push_back(took.combine);
     }
-    std::printf("    %s%-26s dispatch %8.1f us (%.2f of that time), combine %8.1f us (%.2f)\n", how.together ? "together, " : "          ", name, median(in), median(in) / floor.dispatch, median(out),
-                median(out) / floor.combine);
+    std::printf("    %s%-26s dispatch %8.1f us (%.2f of that time, %.2f with launch and words), combine %8.1f us (%.2f, %.2f)\n", how.together ? "together, " : "          ", name, median(in),
+                median(in) / floor.dispatch, median(in) / (floor.dispatch + words), median(out), median(out) / floor.combine, median(out) / (floor.combine + words));
     std::fflush(stdout);
   };
   checked_call(watch, world, how);
-  measured("launches:", [&] { return call(watch, world, how); }, 0);
+  measured("launches:", beside.launched, [&] { return call(watch, world, how); }, 0);
   checked_call(watch, world, how);
   if (!world.options.repeated) return;
   replays graphs(world, how);
   world.poison();
   world.finish();
-  measured("one graph:", [&] { return graphs.call(watch); }, 1); // a graph is brought to the device by its first launch
+  measured("one graph:", beside.one_graph, [&] { return graphs.call(watch); }, 1); // a graph is brought to the device by its first launch
   check_all(world);
   world.poison();
   for (size_t rank = 0; rank < world.ranks.size(); ++rank) world.fill(rank);
   world.finish();
-  measured("graph of 16 calls, each:", [&] { return graphs.call_in_row(watch); }, 1);
+  measured("graph of 16 calls, each:", beside.in_row, [&] { return graphs.call_in_row(watch); }, 1);
   check_all(world);
 }
 
