@@ -521,25 +521,28 @@ class moe_case {
 // The four halves as one thing, so that tests can put others in their place.
 struct moe_kernels {
   static bool is_compact(const ep_moe_buffer& buffer) { return buffer.header.kind == EP_MOE_HIGH_THROUGHPUT; }
-  template <class Ctx, class Endpoint> static bool run(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buffer& buffer, moe_case::one_rank& own, uint32_t half) {
-    switch (half) {
-      case 0: return is_compact(buffer) ? moe_compact_send(ctx, endpoint, buffer, own.dispatch) : moe_dispatch_send(ctx, endpoint, buffer, own.dispatch);
-      case 1: {
-        if (is_compact(buffer)) return moe_compact_receive(ctx, endpoint, buffer, own.dispatch);
-        const bool ok = moe_dispatch_receive(ctx, endpoint, buffer, own.dispatch);
-        ctx.sync_grid();
-        return moe_sound(ctx, block_coop<Ctx>{ctx}, moe_view{buffer, own.dispatch.call}) && ok; // a block that ends early does not know
-      }
-      case 2: return moe_combine_send(ctx, endpoint, buffer, own.combine);
-      default: {
-        const bool ok = moe_combine_receive(ctx, endpoint, buffer, own.combine);
-        ctx.sync_grid();
-        if (!is_compact(buffer)) return moe_sound(ctx, block_coop<Ctx>{ctx}, moe_view{buffer, own.combine.call}) && ok; // a block that ends early does not know
-        return moe_release(ctx, endpoint, buffer, own.combine.call) && ok;
-      }
+  template <class Ctx, class Endpoint> static bool run(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buffer& buffer, moe_case::one_rank& own, uint32_t half);
+};
+
+// HAZARD: not within the class, where it would be inline: every test would compile it, whatever moe_apart.hpp says.
+template <class Ctx, class Endpoint> bool moe_kernels::run(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buffer& buffer, moe_case::one_rank& own, uint32_t half) {
+  switch (half) {
+    case 0: return is_compact(buffer) ? moe_compact_send(ctx, endpoint, buffer, own.dispatch) : moe_dispatch_send(ctx, endpoint, buffer, own.dispatch);
+    case 1: {
+      if (is_compact(buffer)) return moe_compact_receive(ctx, endpoint, buffer, own.dispatch);
+      const bool ok = moe_dispatch_receive(ctx, endpoint, buffer, own.dispatch);
+      ctx.sync_grid();
+      return moe_sound(ctx, block_coop<Ctx>{ctx}, moe_view{buffer, own.dispatch.call}) && ok; // a block that ends early does not know
+    }
+    case 2: return moe_combine_send(ctx, endpoint, buffer, own.combine);
+    default: {
+      const bool ok = moe_combine_receive(ctx, endpoint, buffer, own.combine);
+      ctx.sync_grid();
+      if (!is_compact(buffer)) return moe_sound(ctx, block_coop<Ctx>{ctx}, moe_view{buffer, own.combine.call}) && ok; // a block that ends early does not know
+      return moe_release(ctx, endpoint, buffer, own.combine.call) && ok;
     }
   }
-};
+}
 
 // Calls first to last - 1 of one rank; counts what is not as it should be.
 template <class Kernels = moe_kernels, class Ctx, class Endpoint>

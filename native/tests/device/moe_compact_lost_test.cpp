@@ -1,6 +1,6 @@
 // High-throughput dispatch when things go wrong: tensors that are too small, ranks that die before or after they were answered, silent ones, and protocols that lack a step.
 #include "../check.hpp"
-#include "moe_case.hpp"
+#include "moe_apart.hpp"
 
 using namespace ep::test;
 

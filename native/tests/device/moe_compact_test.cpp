@@ -1,6 +1,6 @@
 // Dispatch and combine in high-throughput form with many lanes and blocks, all ranks and engines interleaved under seeds.
 #include "../check.hpp"
-#include "moe_case.hpp"
+#include "moe_apart.hpp"
 
 using namespace ep::test;
 

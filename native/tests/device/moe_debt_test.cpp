@@ -1,6 +1,6 @@
 // A slot of a low-latency buffer of which a rank owes results of both banks: the calls that meet the debt are refused on all ranks, and those after it go on.
 #include "../check.hpp"
-#include "moe_case.hpp"
+#include "moe_apart.hpp"
 
 using namespace ep::test;
 

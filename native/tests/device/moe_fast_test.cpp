@@ -1,6 +1,6 @@
 // Calls of experts in low-latency form as users on CPUs run them: a thread for each block and engine. The test that ThreadSanitizer has most to say about.
 #include "../check.hpp"
-#include "moe_case.hpp"
+#include "moe_apart.hpp"
 
 using namespace ep::test;
 

@@ -1,6 +1,6 @@
 // Ranks that are dead, late or masked: named, all of their rows dropped, and nothing of theirs in anybody's sums; also what comes from them afterwards.
 #include "../check.hpp"
-#include "moe_case.hpp"
+#include "moe_apart.hpp"
 
 using namespace ep::test;
 

@@ -1,7 +1,7 @@
 // Results that are read where experts have written them: in calls that follow each other, and by one that is late, which must not sum what a later call has written there.
 #include "../check.hpp"
 #include "ep/device/moe_launch.h"
-#include "moe_case.hpp"
+#include "moe_apart.hpp"
 
 using namespace ep::test;
 

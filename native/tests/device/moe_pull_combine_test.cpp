@@ -1,6 +1,6 @@
 // A low-latency combine whose blocks hear, sum and end each for itself: what they do not agree about, the last one settles for all of them. And when blocks of either half may read.
 #include "../check.hpp"
-#include "moe_case.hpp"
+#include "moe_apart.hpp"
 
 using namespace ep::test;
 
