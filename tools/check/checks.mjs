@@ -70,17 +70,20 @@ async function shapeProblems() {
   return found.flat();
 }
 
+// All packages as one program, in a third of the time of one after the other: what they share, Node's types first, is read once. `typecheck` of a package is for those who work in it.
+async function typeProblems() {
+  const unbuilt = await outputOnFailure('turbo', 'run', 'build', '--output-logs=errors-only');
+  if (unbuilt.length > 0) return unbuilt;
+  const programs = ['tools/check/tsconfig.json', 'tools/tsconfig.json'];
+  return (await Promise.all(programs.map((program) => outputOnFailure('tsc', '--noEmit', '-p', program)))).flat();
+}
+
 /** @type {readonly Check[]} */
 export const checks = [
   {
     name: 'types',
     what: 'TypeScript, all packages and tools',
-    find: () =>
-      inTurn(
-        () =>
-          outputOnFailure('turbo', 'run', 'typecheck', '--continue', '--output-logs=errors-only', '--concurrency=2'),
-        () => outputOnFailure('tsc', '--noEmit', '-p', 'tools/tsconfig.json'),
-      ),
+    find: typeProblems,
   },
   { name: 'lint', what: 'format and lint', find: () => outputOnFailure('biome', 'check', '--error-on-warnings', '.') },
   {
