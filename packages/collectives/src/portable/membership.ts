@@ -27,7 +27,7 @@ export interface MembershipInit {
   /** Of the first view; this rank is among them. */
   readonly active: readonly number[];
   readonly tell: (peer: number, record: StateRecord) => void;
-  /** Asked when this rank joins an agreement; its calls stand still until `onCommit`. */
+  /** Asked whenever this rank tells its state; its calls stand still from the first time until `onCommit`, but for what `onRepair` completes. */
   readonly completed: () => number;
   readonly onCommit: (commit: Commit) => void;
   /** All survivors have told what they know, and some have yet to come to a repair. */
@@ -177,12 +177,12 @@ export class Membership {
     const dead = formatSet(this.goneMembers);
     const survivors = this.#active.filter((peer) => !this.#gone.has(peer));
     if (this.#told?.dead !== dead || this.#told.repair !== this.#repair) {
-      // Told again with more, `completed` is the same: calls stand still since the first time.
+      // HAZARD: calls stand still since the first time, but for one that others have told of a repair as completed. Who hears of this rank's repair ends the calls that it does not name.
       this.#told = {
         kind: 'state',
         epoch: this.#epoch,
         dead,
-        completed: this.#told?.completed ?? completed(),
+        completed: completed(),
         ...(this.#repair !== undefined && { repair: this.#repair }),
       };
       for (const peer of survivors) if (peer !== rank) tell(peer, this.#told);
