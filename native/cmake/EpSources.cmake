@@ -280,6 +280,7 @@ set(EP_TESTS
   tests/dl/verbs_proxy_test.cpp
   tests/dl/verbs_shim_test.cpp
   tests/core/cores_test.cpp
+  tests/core/hand_over_test.cpp
   tests/core/limits_test.cpp
   tests/core/members_test.cpp
   tests/core/memory_test.cpp
