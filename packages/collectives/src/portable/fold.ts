@@ -29,17 +29,20 @@ interface Held {
 export class Fold {
   readonly #init: FoldInit;
   readonly #held = new Map<number, Held[]>();
+  /** Of the target, in elements. HAZARD: one that is transferred meanwhile has none left, and would pass for complete: the call would wait for what has come. */
+  readonly #length: number;
   #folded = 0;
   /** The part of this rank is there. */
   #begun = false;
 
   constructor(init: FoldInit) {
     this.#init = init;
+    this.#length = init.target.length;
     for (const rank of init.contributors) if (rank !== init.rank) this.#held.set(rank, []);
   }
 
   get complete(): boolean {
-    return this.#folded === this.#init.target.length;
+    return this.#folded === this.#length;
   }
 
   /** From now on the part of this rank is read; what others have sent is held until then. Alone, there is nothing to wait for. */

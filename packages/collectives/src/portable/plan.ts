@@ -210,7 +210,16 @@ export class Plan implements DataPlan {
     const isInPlace = input.buffer === output.buffer;
     const stream = this.#send(this.#peers[0]!, input, input.byteLength, () => {
       // HAZARD: not from within the lane that is sending: the end of a call may send something else.
-      if (isInPlace) queueMicrotask(() => fold.advance());
+      if (isInPlace) {
+        // HAZARD: its array may be gone by then, and nobody would catch what that throws.
+        queueMicrotask(() => {
+          try {
+            fold.advance();
+          } catch (error) {
+            this.#failLater(error);
+          }
+        });
+      }
     });
     // HAZARD: in place, what has not been sent must not be what is folded into.
     const fold = this.#fold(input, output, () => {}, isInPlace ? () => stream.sentBytes : undefined);
