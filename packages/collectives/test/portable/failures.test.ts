@@ -412,6 +412,20 @@ it('ends everything when the transport is closed under it', async () => {
 
 describe('an array that is transferred while its call is under way', () => {
   const LENGTH = 200_000;
+
+  it('in place: ends that call on both ranks', async () => {
+    await using world = await World.open({ kind: 'hostile', size: 2, stagingBytes: SMALL_STAGING });
+    await world.all(() => barrier());
+    const arrays = [0, 1].map((rank) => new Float32Array(LENGTH).fill(rank));
+    const ends = arrays.map((data, rank) =>
+      world.run(rank, { kind: 'all-reduce', dtype: 'f32', reduceOp: 'sum', inputs: [data], outputs: [data] }),
+    );
+    await pause(1);
+    structuredClone(arrays[1], { transfer: [arrays[1]!.buffer as ArrayBuffer] });
+    const settled = await Promise.allSettled(ends);
+    expect(settled[1]).toMatchObject(rejection('EP_INVALID_ARGUMENT'));
+    expect(settled[0]!.status).toBe('rejected');
+  });
   const move = (kind: 'all-gather' | 'all-reduce' | 'broadcast', rank: number): Call => {
     const own = new Float32Array(LENGTH).fill(rank);
     const outputs = kind === 'all-gather' ? [0, 1].map(() => new Float32Array(LENGTH)) : [new Float32Array(LENGTH)];
