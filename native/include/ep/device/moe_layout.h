@@ -122,7 +122,9 @@ EP_HD void moe_layout(Ctx& ctx, const moe_view& at, Tell& tell) {
       if (left == 0) break;
       own_place = tell.open(own_place);
       for (uint64_t i = 0; i < tables.choices; i += lines * width) {
-        if (i != 0) look(i);
+        if (i != 0) {
+          look(i); /* in braces: else clang reads the loop below, set in by its macro, as a part of it */
+        }
         EP_ONE_CODE for (uint32_t of = 0; of < at_once; ++of) {
           const uint32_t e = first + of * warps;
           uint32_t own_hits = 0; /* lane n has those of line n */
