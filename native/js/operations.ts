@@ -25,6 +25,8 @@ const STATUS_NAMES =
     ' ',
   );
 
+const ABORTED = STATUS_NAMES.indexOf('aborted');
+
 export function codeOfStatus(status: number): EpCode {
   return CODE_OF_STATUS[status] ?? 'EP_SYSTEM';
 }
@@ -59,7 +61,7 @@ export class Operations {
 
   /**
    * Resolves with the outcome, whatever its status: the caller knows best how to name what went wrong. An abort by `signal` cancels the operation,
-   * and the promise rejects with `signal.reason` once the operation has really ended, so that its buffers are free again.
+   * and the promise rejects with `signal.reason` once the operation has really ended for it, so that its buffers are free again.
    */
   run(start: () => OperationId, signal?: AbortSignal): Promise<Outcome> {
     if (signal?.aborted) return Promise.reject(signal.reason);
@@ -71,8 +73,8 @@ export class Operations {
       signal?.addEventListener('abort', onAbort, { once: true });
       this.track(id, (outcome) => {
         signal?.removeEventListener('abort', onAbort);
-        // An operation that succeeded before the cancellation reached it has succeeded.
-        if (outcome.status !== 0 && signal?.aborted) reject(signal.reason);
+        // HAZARD: it may have ended before the cancellation reached it: well, or by what its caller must hear of, as the loss of a peer.
+        if (outcome.status === ABORTED && signal?.aborted) reject(signal.reason);
         else resolve(outcome);
       });
     });

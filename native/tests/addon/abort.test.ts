@@ -25,3 +25,19 @@ it('ends a watch at once', async () => {
   memory.release();
   rank.close();
 });
+
+it('does not stand for what had ended before', async () => {
+  const { binding, operations } = native();
+  const rank = new binding.RankContext(0, 1, 1);
+  rank.connect(rank.handle());
+  const memory = new binding.SymmetricMemory(rank, 64, 1);
+  memory.connect(memory.handle());
+  const abort = new AbortController();
+  const ended = operations.run(() => memory.waitWatch(0, 5, 1n, 1), abort.signal);
+  // It ends by its deadline while this thread, which has not heard of that yet, goes on to abort it.
+  Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 500);
+  abort.abort(new Error('too late'));
+  expect(await ended).toMatchObject({ status: 2 });
+  memory.release();
+  rank.close();
+});

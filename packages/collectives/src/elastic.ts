@@ -1,6 +1,6 @@
 /** Changes of who takes part in a group: asked for by all members, carried out by its engine, at one place among the calls of all. */
 import { EpError, formatRanks, invalid, isEpError, type Rank, type Work } from '@ep/core';
-import type { Elastic, GroupEngine, MembershipEnd, PeerState } from './engine.js';
+import type { Elastic, GroupEngine, LookLimits, MembershipEnd, PeerState } from './engine.js';
 import type { CallLimits, Lane, RunInTurn } from './lane.js';
 
 /** Throws `EP_UNSUPPORTED` where the members of the group are fixed. */
@@ -20,6 +20,12 @@ const ascending = (ranks: readonly Rank[]): readonly Rank[] => [...ranks].sort((
 
 const UNCHANGED = { evicted: [], admitted: [], size: 0, repairs: false } as const;
 
+/**
+ * HAZARD: a store that does not answer must not hold this rank in front of the call that all others make behind their looks, until these give up: the
+ * look ends in good time, and the call goes on with what it has found.
+ */
+const lookLimits = ({ timeoutMs, signal }: CallLimits): LookLimits => ({ timeoutMs: timeoutMs / 4, signal });
+
 /** What all members agree that the ranks are, after looking for new ones. */
 export function survey<T>(
   lane: Lane,
@@ -29,7 +35,7 @@ export function survey<T>(
 ): Work<T> {
   const elastic = elasticOf(lane.engine, op);
   return lane.turn(op, 1, limits.signal, async (_run, change) => {
-    await elastic.refresh();
+    await elastic.refresh(lookLimits(limits));
     return read((await change({ ...UNCHANGED, ...limits })).states);
   });
 }
@@ -97,7 +103,7 @@ export function admit(
   const elastic = elasticOf(lane.engine, op);
   // As many calls as can be lost with a rank each.
   return lane.turn(op, 2 + elastic.capacity, limits.signal, async (run, change) => {
-    await elastic.refresh();
+    await elastic.refresh(lookLimits(limits));
     const end = await change({ ...UNCHANGED, admitted: ascending(ranks), ...limits });
     if (!end.admitted) refuse(op, ranks, end);
     return ranks.length === 0 ? made() : await shareMade(run, made(), limits);

@@ -155,12 +155,18 @@ export interface OpTrace {
  * - `EP_POISONED`: an earlier call ended so that ranks no longer agree where they are. A membership call that repairs ends that.
  * - `EP_EVICTED`: the others went on without this rank. It may join them again.
  */
+/** How long a look in the store may take, `Infinity` unless given. */
+export interface LookLimits {
+  readonly timeoutMs?: number;
+  readonly signal?: AbortSignal | undefined;
+}
+
 /** Of an engine whose members may change. */
 export interface Elastic {
   /** Ranks that the group may grow to. */
   readonly capacity: number;
-  /** Looks for ranks that have come, or come back, since. */
-  readonly refresh: () => Promise<void>;
+  /** Looks for ranks that have come, or come back, since. With what it has found by then where the limits end it: it never fails. */
+  readonly refresh: (limits?: LookLimits) => Promise<void>;
   readonly change: (call: MembershipCall) => Promise<MembershipEnd>;
   /** Of a rank that takes no part, with no call under way: waits until it is taken in. The number of the call that did so. */
   readonly join: (limits: { readonly timeoutMs: number; readonly signal?: AbortSignal | undefined }) => Promise<number>;

@@ -1,5 +1,7 @@
 /** Ranks that take no part, and how they come to take part: what a member does about them, and what such a rank does itself. See admission.ts. */
 import { EpError, isEpError } from '@ep/core';
+import type { LookLimits } from '../engine.js';
+import { Look } from '../look.js';
 import { type Admission, type Attempt, answer, ask, attemptOf, type Found, joinedKey } from './admission.js';
 import type { Links } from './links.js';
 import { readyKey, readyWord } from './meeting.js';
@@ -55,15 +57,19 @@ export class Comers {
   }
 
   /** Looks whom there is. */
-  async refresh(): Promise<void> {
+  async refresh(limits?: LookLimits): Promise<void> {
     const { options, key, links, membership } = this.#init;
+    const look = new Look(limits);
     for (let peer = 0; peer < options.ranks.length; peer++) {
       const channel = links.at(peer);
       if (channel === undefined || !membership.isGone(peer)) continue;
       let attempt: number | undefined;
       try {
-        attempt = links.isVacant(peer) ? undefined : await attemptOf(options.store, key, peer, links.lifeOf(peer));
+        attempt = links.isVacant(peer)
+          ? undefined
+          : await look.for(attemptOf(options.store, key, peer, links.lifeOf(peer)));
       } catch {
+        if (look.hasEnded) return;
         // HAZARD: a store that fails this rank must not keep it from the call that all others make behind this look. It has found nothing new.
         continue;
       }

@@ -164,7 +164,7 @@ export class PortableEngine extends Resource implements GroupEngine {
     });
     this.elastic = {
       capacity: ranks.length,
-      refresh: () => this.#comers.refresh(),
+      refresh: (limits) => this.#comers.refresh(limits),
       change: (call) => this.#change(call),
       join: (limits) => this.#join(limits),
     };

@@ -1,6 +1,8 @@
 /** Meeting the members: every rank publishes its segment, and maps the others' as they appear. Nobody waits for who is not needed. */
 import type { Rank, Store } from '@ep/core';
 import type { NativeCollectiveGroup } from '@ep/native';
+import type { LookLimits } from '../engine.js';
+import { Look } from '../look.js';
 
 const FIRST_PAUSE_MS = 1;
 const LONGEST_PAUSE_MS = 50;
@@ -55,10 +57,11 @@ export class Connecting {
   }
 
   /** Looks once for processes of `ranks` that have come since. A store that fails is noted, as in the background. */
-  async refresh(ranks: readonly Rank[]): Promise<void> {
+  async refresh(ranks: readonly Rank[], limits?: LookLimits): Promise<void> {
+    const look = new Look(limits);
     for (const peer of ranks) {
-      if (this.#closed) return;
-      if (peer !== this.#rank) await this.#find(peer);
+      if (this.#closed || look.hasEnded) return;
+      if (peer !== this.#rank) await look.for(this.#find(peer)).catch(() => {});
     }
   }
 

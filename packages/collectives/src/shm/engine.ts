@@ -17,6 +17,7 @@ import type {
   EngineEnd,
   GroupEngine,
   GroupView,
+  LookLimits,
   MembershipCall,
   MembershipEnd,
   OpKind,
@@ -94,7 +95,7 @@ class ShmEngine extends Resource implements GroupEngine {
     this.elastic = {
       capacity: this.#elastic.capacity,
       change: (call) => this.#change(call),
-      refresh: () => this.#refresh(),
+      refresh: (limits) => this.#refresh(limits),
       join: (limits) => this.#join(limits),
     };
   }
@@ -234,10 +235,13 @@ class ShmEngine extends Resource implements GroupEngine {
     return new Connecting(this.#group, store, { rank, incarnation, awaited: this.#elastic.active });
   }
 
-  async #refresh(): Promise<void> {
+  async #refresh(limits?: LookLimits): Promise<void> {
     const seen = this.#group.survey();
     const takingPart = PEER_STATES.indexOf('active');
-    await this.#connecting.refresh([...seen.keys()].filter((rank) => seen[rank] !== takingPart));
+    await this.#connecting.refresh(
+      [...seen.keys()].filter((rank) => seen[rank] !== takingPart),
+      limits,
+    );
   }
 
   async #change(call: MembershipCall): Promise<MembershipEnd> {
@@ -302,17 +306,21 @@ class ShmEngine extends Resource implements GroupEngine {
 
   /** Maps ranks as they come while `work` is under way. */
   async #lookUntil<T>(work: () => Promise<T>): Promise<T> {
-    let stopped = false;
+    const stop = new AbortController();
+    const { signal } = stop;
     const looking = (async () => {
-      while (!stopped) {
-        await this.#connecting.refresh(Array.from({ length: this.#elastic.capacity }, (_, rank) => rank));
+      while (!signal.aborted) {
+        await this.#connecting.refresh(
+          Array.from({ length: this.#elastic.capacity }, (_, rank) => rank),
+          { signal },
+        );
         await delay(REFRESH_MS);
       }
     })();
     try {
       return await work();
     } finally {
-      stopped = true;
+      stop.abort();
       await looking;
     }
   }

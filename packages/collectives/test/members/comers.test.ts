@@ -158,3 +158,34 @@ describe('an empty place', () => {
     await worksOver(world, [0, 1, 3]);
   });
 });
+
+describe('a look for ranks that come', () => {
+  it('ends in time where the store does not answer, and finds whoever came before', async () => {
+    await using world = await World.open({ size: 2 });
+    await world.all(() => barrier());
+    await takeOut(world, [0], [1]);
+    const joined = world.join(1);
+    const { elastic } = world.engines[0]!;
+    while ((await world.change(0)).states[1] !== 'joining') {
+      await pause(1);
+      await elastic!.refresh();
+    }
+    const store = world.stores[0]!;
+    const { check } = store;
+    let unanswered = 0;
+    store.check = () => {
+      unanswered++;
+      return new Promise(() => {});
+    };
+    await elastic!.refresh({ timeoutMs: 20 });
+    const abort = new AbortController();
+    const looked = elastic!.refresh({ signal: abort.signal });
+    abort.abort(new Error('enough'));
+    await looked;
+    expect(unanswered).toBe(2);
+    store.check = check;
+    expect((await world.change(0, { admitted: [1] })).admitted).toBe(true);
+    await joined;
+    await worksOver(world, [0, 1]);
+  });
+});

@@ -28,3 +28,43 @@ it('asks for few of those who are not there at a time, and finds whoever comes n
   await Promise.all([first.destroy(), last.destroy()]);
   await store.close();
 });
+
+it('agrees who is there, and takes nobody in, also where its store does not answer', async () => {
+  const worldSize = 3;
+  const store = memoryStore();
+  let stalled = false;
+  let unanswered = 0;
+  const stalling = new Proxy(store, {
+    get: (target, key) => {
+      const value: unknown = Reflect.get(target, key, target);
+      if (typeof value !== 'function') return value;
+      return (...args: readonly unknown[]): unknown => {
+        if (!stalled || (key !== 'check' && key !== 'get')) return Reflect.apply(value, target, args);
+        unanswered++;
+        return new Promise(() => {});
+      };
+    },
+  });
+  const open = (rank: number, of: typeof store) =>
+    initProcessGroup({ store: of, rank, worldSize, activeRanks: [0, 1], timeoutMs: 2000 });
+  const groups = await Promise.all([open(0, stalling), open(1, store)]);
+  const [first, second] = groups;
+  await Promise.all(groups.map((group) => group.barrier()));
+  stalled = true;
+  const states = await Promise.all(groups.map((group) => group.peerState([0, 1, 2])));
+  expect(states).toEqual([
+    ['active', 'active', 'absent'],
+    ['active', 'active', 'absent'],
+  ]);
+  const taken = await Promise.allSettled(groups.map((group) => group.recoverRanks([2])));
+  expect(taken).toMatchObject(groups.map(() => ({ status: 'rejected', reason: { code: 'EP_NOT_READY' } })));
+  const abort = new AbortController();
+  const aborted = first!.peerState([2], { signal: abort.signal });
+  abort.abort(new Error('enough'));
+  await expect(aborted).rejects.toThrow('enough');
+  await Promise.allSettled([second!.peerState([2], { timeoutMs: 300 })]);
+  expect(unanswered).toBeGreaterThan(1);
+  stalled = false;
+  await Promise.all(groups.map((group) => group.destroy()));
+  await store.close();
+});
