@@ -1952,8 +1952,9 @@ export function writeEfaReceiveDesc(view: DataView, at: number, value: EfaReceiv
 /**
  * One RC queue pair and its completion queue. Numbers of WQEs run from 0 and never wrap; the NIC sees their low 16
  * bits. A poster takes numbers (`taken`), waits until the ring has room for them (`done`), writes WQEs, waits for its
- * turn (`ready`) and publishes. HAZARD: a number that was taken must be published, or whoever took later ones waits for
- * ever. A poster that gives up breaks the queue pair instead.
+ * turn (`ready`) and publishes; or marks them as written (`marks`), out of turn. All posters of a queue pair do the
+ * same. HAZARD: a number that was taken must be published, or whoever took later ones waits for ever. A poster that
+ * gives up breaks the queue pair instead.
  */
 export interface IbgdaQp {
   /** EP_MAGIC_IBGDA_QP */
@@ -1984,14 +1985,20 @@ export interface IbgdaQp {
   readonly responseLkey: number;
   /** address of the ep_wake_word of a software NIC that may sleep; 0: a doorbell is enough */
   readonly nicWake: bigint;
+  /**
+   * address of a bit for each of `depth` WQEBBs, 0 before the first post: its last round that is written; of posters
+   * out of turn
+   */
+  readonly marks: bigint;
   /** counter: numbers handed out */
   readonly taken: bigint;
-  /** counter: WQEs that are written, as are all before them; whose turn it is to publish */
+  /** counter, of posters in turn: WQEs that are written, as are all before them; whose turn it is to publish */
   readonly ready: bigint;
-  /** 1: somebody rings, and will look at `ready` again; 0: nobody does */
+  /**
+   * of posters out of turn: twice the WQEs that the last doorbell told of, and 1 more while somebody rings, who will
+   * look at the marks again
+   */
   readonly ringer: bigint;
-  /** counter: WQEs that the last doorbell told of; belongs to whoever rings */
-  readonly rung: bigint;
   /** counter: WQEs known to have completed */
   readonly done: bigint;
   /** 1: somebody takes CQEs out of a CQ that is a ring */
@@ -2038,14 +2045,14 @@ export const ibgdaQpLayout = {
     responseLkey: 88,
     reserved0: 92,
     nicWake: 96,
-    pad0: 104,
+    marks: 104,
+    pad0: 112,
     taken: 128,
     pad1: 136,
     ready: 192,
     pad2: 200,
     ringer: 256,
-    rung: 264,
-    pad3: 272,
+    pad3: 264,
     done: 320,
     poller: 328,
     polled: 336,
@@ -2083,10 +2090,10 @@ export function readIbgdaQp(view: DataView, at = 0): IbgdaQp {
     response: view.getBigUint64(at + 80, true),
     responseLkey: view.getUint32(at + 88, true),
     nicWake: view.getBigUint64(at + 96, true),
+    marks: view.getBigUint64(at + 104, true),
     taken: view.getBigUint64(at + 128, true),
     ready: view.getBigUint64(at + 192, true),
     ringer: view.getBigUint64(at + 256, true),
-    rung: view.getBigUint64(at + 264, true),
     done: view.getBigUint64(at + 320, true),
     poller: view.getBigUint64(at + 328, true),
     polled: view.getBigUint64(at + 336, true),
@@ -2120,14 +2127,14 @@ export function writeIbgdaQp(view: DataView, at: number, value: IbgdaQp): void {
   view.setUint32(at + 88, value.responseLkey, true);
   clear(view, at + 92, 4);
   view.setBigUint64(at + 96, value.nicWake, true);
-  clear(view, at + 104, 24);
+  view.setBigUint64(at + 104, value.marks, true);
+  clear(view, at + 112, 16);
   view.setBigUint64(at + 128, value.taken, true);
   clear(view, at + 136, 56);
   view.setBigUint64(at + 192, value.ready, true);
   clear(view, at + 200, 56);
   view.setBigUint64(at + 256, value.ringer, true);
-  view.setBigUint64(at + 264, value.rung, true);
-  clear(view, at + 272, 48);
+  clear(view, at + 264, 56);
   view.setBigUint64(at + 320, value.done, true);
   view.setBigUint64(at + 328, value.poller, true);
   view.setBigUint64(at + 336, value.polled, true);

@@ -28,6 +28,7 @@ struct drained_queue {
     qp.dbr = reinterpret_cast<uint64_t>(dbr);
     qp.bf = reinterpret_cast<uint64_t>(bf);
     qp.cq = reinterpret_cast<uint64_t>(cqe);
+    qp.marks = reinterpret_cast<uint64_t>(marks);
     qp.qpn = 0x1234;
     qp.depth = depth;
     qp.cq_depth = 1;
@@ -45,6 +46,7 @@ struct drained_queue {
   std::vector<uint64_t> sq;
   alignas(64) uint64_t cqe[8];
   alignas(64) uint64_t bf[64] = {};
+  alignas(64) uint64_t marks[depth / 64] = {};
   alignas(64) uint32_t dbr[2] = {};
   alignas(64) std::atomic<uint32_t> draining{0};
   bool started = false;
@@ -69,7 +71,8 @@ struct drained_context {
 
 using job = bool (*)(drained_queue&, uint32_t batch, uint64_t posts);
 
-template <class Post, uint32_t Sharing> bool drained(drained_queue& own, uint32_t batch, uint64_t posts) {
+// HAZARD: without `flatten` g++ takes two ways that are the same on the host for one function, and what is counted is a call.
+template <class Post, uint32_t Sharing> [[gnu::flatten]] bool drained(drained_queue& own, uint32_t batch, uint64_t posts) {
   drained_context ctx{own};
   const lone_poster<drained_context> group{ctx};
   const auto build = [](uint32_t i, const mlx5_writer& writer) { writer.write({0x1000 + i * 64u, 1}, {0x2000 + i * 64u, 2}, 64); };
@@ -79,9 +82,9 @@ template <class Post, uint32_t Sharing> bool drained(drained_queue& own, uint32_
   return true;
 }
 
-constexpr post_way ways[] = {{"lock", "device", true}, {"in-turn", "device", true}, {"ringer", "device", true}, {"in-turn", "block", true}, {"in-turn", "thread", false}, {"ringer", "thread", false}};
+constexpr post_way ways[] = {{"lock", "device", true}, {"in-turn", "device", true}, {"ringer", "device", true}, {"in-turn", "block", true}, {"in-turn", "thread", false}};
 constexpr job jobs[] = {drained<post_under_lock, EP_IBGDA_SHARE_DEVICE>, drained<post_in_turn, EP_IBGDA_SHARE_DEVICE>, drained<post_by_ringer, EP_IBGDA_SHARE_DEVICE>,
-                        drained<post_in_turn, EP_IBGDA_SHARE_BLOCK>,     drained<post_in_turn, EP_IBGDA_SHARE_THREAD>, drained<post_by_ringer, EP_IBGDA_SHARE_THREAD>};
+                        drained<post_in_turn, EP_IBGDA_SHARE_BLOCK>,     drained<post_in_turn, EP_IBGDA_SHARE_THREAD>};
 static_assert(std::size(ways) == std::size(jobs));
 
 } // namespace
@@ -112,7 +115,7 @@ result<double> drained_posts_per_second(const post_load& load) {
   for (std::thread& worker : workers) worker.join();
   const auto seconds = static_cast<double>(now() - begin.load()) * 1e-9;
   for (const drained_queue& one : queues) {
-    if (one.qp.ready != each * load.posters / queues.size() || one.qp.taken != one.qp.ready) right.store(false);
+    if (one.qp.taken != each * load.posters / queues.size() || __builtin_bswap32(one.dbr[1]) != (one.qp.taken & EP_MLX5_DBR_COUNTER_MASK)) right.store(false);
   }
   if (!right.load()) return failure{EP_STATUS_SYSTEM, EPROTO, std::string(ways[load.way].name) + ": the queue pair does not hold what was posted"};
   return static_cast<double>(each * load.posters) / seconds;

@@ -230,15 +230,19 @@ ep_ibgda_qp rank_queues::struct_of(const bank& of, uint32_t i, const layout& at)
   qp.response = of.queues.address + at.responses + i * line;
   qp.response_lkey = of.responses.lkey;
   qp.nic_wake = options_.nic_wake;
+  qp.marks = of.structs.address + of.marks_offset + i * marks_bytes();
   return qp;
 }
 
 result<nothing> rank_queues::fill_structs(bank& of, const layout& at) {
   const uint64_t qps_bytes = uint64_t{size_of(of)} * sizeof(ep_ibgda_qp);
   of.device_offset = qps_bytes;
-  auto block = of.source->allocate(whole_pages(qps_bytes + sizeof(ep_ibgda_device)));
+  of.marks_offset = of.device_offset + sizeof(ep_ibgda_device);
+  const uint64_t marks = size_of(of) * marks_bytes();
+  auto block = of.source->allocate(whole_pages(of.marks_offset + marks));
   if (!block.ok()) return during("memory of the queue pairs' structs", block.why());
   of.structs = block.value();
+  if (auto filled = of.source->fill(of.structs, of.marks_offset, 0, marks); !filled.ok()) return during("memory of the queue pairs' structs", filled.why());
   for (uint32_t i = 0; i < size_of(of); ++i) {
     const ep_ibgda_qp qp = struct_of(of, i, at);
     if (auto written = of.source->write(of.structs, i * sizeof qp, &qp, sizeof qp); !written.ok()) return during("structs of the queue pairs", written.why());

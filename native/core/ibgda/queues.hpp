@@ -143,6 +143,7 @@ class rank_queues {
     control_block queues;
     control_block structs;
     uint64_t device_offset = 0;
+    uint64_t marks_offset = 0; // in `structs`: marks_bytes() of each pair
     dl::mlx5_umem umem;
     dl::mlx5_mr responses;
     std::vector<control_block> range_tables; // all of them: kernels may still read an older one
@@ -170,6 +171,7 @@ class rank_queues {
   // Of the bank's pair `i`, in pairs_.
   uint32_t index_of(const bank& of, uint32_t i) const { return i / of.count * options_.qps_per_peer + of.first + i % of.count; }
   layout lay_out(const bank& of) const;
+  uint64_t marks_bytes() const { return std::max(options_.depth / 8, 64u); }
   result<nothing> build(bank& of, control_memory& source);
   result<nothing> build_pair(const bank& of, uint32_t i, uint32_t eqn, const layout& at);
   result<nothing> fill_structs(bank& of, const layout& at);

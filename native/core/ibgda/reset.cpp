@@ -68,6 +68,7 @@ result<nothing> rank_queues::reset_pair(bank& of, uint32_t i, const layout& at) 
   // From here on the NIC neither reads the ring nor writes completions.
   if (auto filled = of.source->fill(of.queues, at.sqs + i * at.sq_bytes, 0, at.sq_bytes); !filled.ok()) return filled;
   if (auto filled = of.source->fill(of.queues, at.records + i * 2 * line + line, 0, line); !filled.ok()) return filled;
+  if (auto filled = of.source->fill(of.structs, of.marks_offset + i * marks_bytes(), 0, marks_bytes()); !filled.ok()) return filled;
   ep_ibgda_qp fresh = struct_of(of, i, at);
   fresh.status = EP_STATUS_PEER_LOST;
   fresh.broken = EP_IBGDA_BROKEN;

@@ -109,7 +109,7 @@ template <class Post, uint32_t Sharing> bool executed(const poster_context& ctx,
 
 // In the order of post_ways().
 constexpr job jobs[] = {executed<post_under_lock, EP_IBGDA_SHARE_DEVICE>, executed<post_in_turn, EP_IBGDA_SHARE_DEVICE>, executed<post_by_ringer, EP_IBGDA_SHARE_DEVICE>,
-                        executed<post_in_turn, EP_IBGDA_SHARE_BLOCK>,     executed<post_in_turn, EP_IBGDA_SHARE_THREAD>, executed<post_by_ringer, EP_IBGDA_SHARE_THREAD>};
+                        executed<post_in_turn, EP_IBGDA_SHARE_BLOCK>,     executed<post_in_turn, EP_IBGDA_SHARE_THREAD>};
 
 // Posts on one queue pair by this thread.
 template <class Build> bool post(const lone_rank& rank, uint32_t count, const Build& build) {
@@ -175,7 +175,7 @@ result<double> executed_posts_per_second(const ibgda::post_load& load) {
   for (std::thread& worker : workers) worker.join();
   const poster_context ctx;
   for (uint32_t i = 0; i < (together ? 1 : load.posters) && right.load(); ++i) {
-    if (!mlx5_wait_done<EP_IBGDA_SHARE_DEVICE>(ctx, rank.qp(i), rank.qp(i).ready, EP_STAGE_ROOM, nullptr)) right.store(false);
+    if (!mlx5_wait_done<EP_IBGDA_SHARE_DEVICE>(ctx, rank.qp(i), rank.qp(i).taken, EP_STAGE_ROOM, nullptr)) right.store(false);
   }
   const int64_t last = now_ns();
   if (!right.load()) return wrong("a poster of " + std::string(ways[load.way].name) + " was refused, or waited in vain");

@@ -451,7 +451,7 @@ bool repaired_at_a_call_given_up(int32_t size, double patience_ms) {
       const uint32_t status = self.sum(&value).status;
       if (status == EP_STATUS_ABORTED) all_came = false;
       else EP_CHECK_EQ(status, unsigned{EP_STATUS_OK});
-      EP_CHECK_EQ(self.sum(&value).status, unsigned{all_came ? EP_STATUS_ABORTED : EP_STATUS_BUSY});
+      EP_CHECK_EQ(self.sum(&value).status, all_came ? uint32_t{EP_STATUS_ABORTED} : uint32_t{EP_STATUS_BUSY});
       meet.arrive_and_wait();
       std::this_thread::sleep_for(std::chrono::milliseconds(60)); // the others wait, and look why
     } else {

@@ -195,7 +195,7 @@ void dispatches_by_nic(int32_t size, uint64_t seed) {
     EP_CHECK_EQ(plan.status(rank).status, static_cast<uint32_t>(EP_STATUS_OK));
     for (const std::string& violation : ranks.nic(rank).violations) EP_CHECK_EQ(violation, "");
     for (int32_t peer = 0; peer < size; ++peer) {
-      for (uint32_t key = 0; key < options.qps; ++key) EP_CHECK_EQ(ranks.qp(rank, peer, key).done, ranks.qp(rank, peer, key).ready);
+      for (uint32_t key = 0; key < options.qps; ++key) EP_CHECK_EQ(ranks.qp(rank, peer, key).done, ranks.qp(rank, peer, key).taken);
     }
     for (uint32_t call = 0; call < call_count; ++call) EP_CHECK(plan.arrived(ranks, rank, call));
   }

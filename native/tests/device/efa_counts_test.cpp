@@ -7,9 +7,9 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <utility>
 
 #include "../check.hpp"
+#include "counting_ref.hpp"
 #include "ep/abi/efa_gda.h"
 
 namespace {
@@ -25,39 +25,16 @@ struct counts {
 
 counts seen;
 
-template <class T> class counting_ref {
- public:
-  explicit counting_ref(T& word) : word_(&word) {}
-  T load(std::memory_order) const { return *word_; }
-  void store(T value, std::memory_order) const { *word_ = value; }
-  T fetch_add(T value, std::memory_order) const {
-    ++seen.locked;
-    return std::exchange(*word_, static_cast<T>(*word_ + value));
-  }
-  T exchange(T value, std::memory_order) const {
-    ++seen.locked;
-    return std::exchange(*word_, value);
-  }
-  bool compare_exchange_strong(T& expected, T value, std::memory_order) const {
-    ++seen.locked;
-    if (*word_ != expected) {
-      expected = *word_;
-      return false;
-    }
-    *word_ = value;
-    return true;
-  }
-  bool compare_exchange_strong(T& expected, T value, std::memory_order order, std::memory_order) const { return compare_exchange_strong(expected, value, order); }
-  bool compare_exchange_weak(T& expected, T value, std::memory_order order) const { return compare_exchange_strong(expected, value, order); }
-
- private:
-  T* word_;
+struct counter {
+  static void load() {}
+  static void store(const void*) {}
+  static void update() { ++seen.locked; }
 };
 
 } // namespace
 
 namespace std {
-template <class T> using ep_counting_ref = ::counting_ref<T>;
+template <class T> using ep_counting_ref = ::counting_ref<T, ::counter>;
 }
 #define atomic_ref ep_counting_ref
 #include "ep/device/efa_gin.h"

@@ -35,7 +35,7 @@ struct mailbox_outcome {
   bool clean() const { return result.ok && violations.empty() && corrupt == 0; }
 };
 
-// `Sender` offers send(ctx, group, queues, sender, writes, build, status): WQEs 0 to writes - 1 are the message, WQE `writes` is its signal.
+// `Sender` offers `whole`, that there are no doorbells within a message, and send(ctx, group, queues, sender, writes, build, status): WQEs 0 to writes - 1 are the message, WQE `writes` is its signal.
 template <class Sender> class mailboxes {
  public:
   static constexpr uint32_t window = 3;    // messages of a sender under way
@@ -44,6 +44,9 @@ template <class Sender> class mailboxes {
 
   mailboxes(const mailbox_options& wanted, uint64_t wanted_seed) : options(wanted), seed(wanted_seed), senders(wanted.blocks * wanted.warps) {
     for (uint32_t i = 0; i < wanted.queues; ++i) queues.push_back(&nic.add({wanted.depth, wanted.collapsed, 0x100 + i, 1}).qp);
+    if constexpr (Sender::whole) {
+      for (uint32_t i = 0; i < wanted.queues; ++i) nic.queue(i).post_size = wanted.writes + 1;
+    }
     source.resize(bytes());
     target.resize(bytes());
     signals.resize(senders);
@@ -166,7 +169,7 @@ template <class Sender> class mailboxes {
     seen.corrupt = corrupt.load();
     for (size_t i = 0; i < nic.size(); ++i) {
       seen.doorbells += nic.queue(i).doorbells;
-      seen.posted += queues[i]->ready;
+      seen.posted += queues[i]->taken;
       seen.rung += nic.queue(i).wqes;
     }
     return seen;
@@ -184,6 +187,7 @@ template <class Sender> class mailboxes {
 
 // As the product posts.
 template <class Post, uint32_t Sharing> struct right_sender {
+  static constexpr bool whole = Post::whole;
   static size_t signal_queue(uint32_t sender, size_t queues) { return sender % queues; }
   template <class Ctx, class Group, class Build>
   static bool send(Ctx& ctx, const Group& group, std::vector<ep_ibgda_qp*>& queues, uint32_t sender, uint32_t writes, const Build& build) {

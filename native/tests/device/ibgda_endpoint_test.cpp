@@ -57,7 +57,7 @@ template <class Endpoint> void dispatches(int32_t size, uint64_t seed) {
   EP_CHECK_EQ(wrong.load(), 0u);
   for (int32_t rank = 0; rank < size; ++rank) {
     for (int32_t peer = 0; peer < size; ++peer) {
-      for (uint32_t key = 0; key < options.qps; ++key) EP_CHECK_EQ(ranks.qp(rank, peer, key).done, ranks.qp(rank, peer, key).ready);
+      for (uint32_t key = 0; key < options.qps; ++key) EP_CHECK_EQ(ranks.qp(rank, peer, key).done, ranks.qp(rank, peer, key).taken);
     }
   }
   expect_no_violations(ranks);

@@ -12,6 +12,7 @@ using words = ep::poster_words<EP_IBGDA_SHARE_DEVICE>;
 
 // A post whose steps can be replaced.
 template <class Steps> struct naive_sender {
+  static constexpr bool whole = true;
   static size_t signal_queue(uint32_t sender, size_t queues) { return sender % queues; }
   template <class Ctx, class Group, class Build>
   static bool send(Ctx& ctx, const Group& group, std::vector<ep_ibgda_qp*>& queues, uint32_t sender, uint32_t writes, const Build& build) {
@@ -85,19 +86,68 @@ struct cqe_first : right_steps {
   }
 };
 
-// Leaves the ringer's flag without looking again.
+constexpr uint32_t device = EP_IBGDA_SHARE_DEVICE;
+
+// The ringer rings once: false, somebody else is. It looks again where `again` says so of what it rang for and what is marked then.
+template <class Ctx, class Again> void rings(Ctx& ctx, ep_ibgda_qp& qp, const Again& again) {
+  for (;;) {
+    const uint64_t held = words::set(ctx, &qp.ringer, 1);
+    if ((held & 1) != 0) return;
+    const uint64_t end = ep::mlx5_marked_below<device>(ctx, qp, held / 2);
+    if (end != held / 2) ep::mlx5_ring(ctx, qp, end);
+    words::exchange(ctx, &qp.ringer, end * 2);
+    if (!again(end)) return;
+  }
+}
+
+// Leaves as ringer without looking again.
 struct leaves_at_once : right_steps {
   template <class Ctx> static void publish(Ctx& ctx, ep_ibgda_qp& qp, uint64_t first, uint32_t count) {
-    if (!ep::mlx5_wait_turn<EP_IBGDA_SHARE_DEVICE>(ctx, qp, first, nullptr)) return;
-    words::store(ctx, &qp.ready, first + count);
-    if (!words::flag_take(ctx, &qp.ringer)) return;
-    ep::mlx5_ring(ctx, qp, words::load(ctx, &qp.ready));
-    words::flag_drop(ctx, &qp.ringer);
+    ep::mlx5_mark<device>(ctx, qp, first, count);
+    rings(ctx, qp, [](uint64_t) { return false; });
+  }
+};
+
+// Leaves to the next one also what he waits for room behind.
+struct leaves_to_the_next : right_steps {
+  template <class Ctx> static void publish(Ctx& ctx, ep_ibgda_qp& qp, uint64_t first, uint32_t count) {
+    ep::mlx5_mark<device>(ctx, qp, first, count);
+    rings(ctx, qp, [&](uint64_t end) {
+      const uint64_t marked = ep::mlx5_marked_below<device>(ctx, qp, end);
+      return marked != end && words::load(ctx, &qp.taken) == marked;
+    });
+  }
+};
+
+// Marks the first number first: somebody may ring for a part.
+struct marks_upwards : right_steps {
+  template <class Ctx> static void publish(Ctx& ctx, ep_ibgda_qp& qp, uint64_t first, uint32_t count) {
+    for (uint32_t i = 0; i < count; ++i) ep::mlx5_mark<device>(ctx, qp, first + i, 1);
+    ep::mlx5_ring_marked<device>(ctx, qp);
+  }
+};
+
+// Marks before it writes.
+struct marks_first : right_steps {
+  template <class Ctx> static uint64_t take(Ctx& ctx, ep_ibgda_qp& qp, uint32_t count) {
+    const uint64_t first = right_steps::take(ctx, qp, count);
+    if (first != mlx5_refused) ep::mlx5_mark<device>(ctx, qp, first, count);
+    return first;
+  }
+  template <class Ctx> static void publish(Ctx& ctx, ep_ibgda_qp& qp, uint64_t, uint32_t) { ep::mlx5_ring_marked<device>(ctx, qp); }
+};
+
+// Sets marks where it should change them: from the second round on all look written, or none.
+struct sets_marks : right_steps {
+  template <class Ctx> static void publish(Ctx& ctx, ep_ibgda_qp& qp, uint64_t first, uint32_t count) {
+    for (uint32_t i = count; i-- > 0;) words::set(ctx, ep::mlx5_marks_of(qp, (first + i) & (qp.depth - 1)), uint64_t{1} << (first + i) % qp.depth % 64);
+    ep::mlx5_ring_marked<device>(ctx, qp);
   }
 };
 
 // The signal takes another queue pair than its data.
 struct signal_elsewhere {
+  static constexpr bool whole = false;
   static size_t signal_queue(uint32_t sender, size_t queues) { return (sender + 1) % queues; }
   template <class Ctx, class Group, class Build>
   static bool send(Ctx& ctx, const Group& group, std::vector<ep_ibgda_qp*>& queues, uint32_t sender, uint32_t writes, const Build& build) {
@@ -131,6 +181,12 @@ int main() {
   roomy.depth = 128;
   mailbox_options tight;
   tight.depth = 4;
+  mailbox_options crowded = tight;
+  crowded.warps = 4;
+  crowded.writes = 1;
+  mailbox_options once = roomy; // nobody comes later, who would ring for those before
+  once.warps = 4;
+  once.rounds = 1;
   mailbox_options pairs = roomy;
   pairs.queues = 2;
   expect_right<naive_sender<right_steps>>(roomy);
@@ -141,6 +197,10 @@ int main() {
   expect_caught<naive_sender<no_room>>("no room check", tight);
   expect_caught<naive_sender<room_first>>("room check before the reservation", tight);
   expect_caught<naive_sender<cqe_first>>("CQE loaded before the count of completions", tight);
-  expect_caught<naive_sender<leaves_at_once>>("ringer that leaves without another look", roomy);
+  expect_caught<naive_sender<leaves_at_once>>("ringer that leaves without another look", once);
+  expect_caught<naive_sender<leaves_to_the_next>>("ringer that leaves what the next one needs room behind", crowded);
+  expect_caught<naive_sender<marks_upwards>>("marks that begin with the first of a post", crowded);
+  expect_caught<naive_sender<marks_first>>("marking before the WQE is written", roomy);
+  expect_caught<naive_sender<sets_marks>>("marks that are the same in all rounds", tight);
   return ep::check::finish();
 }

@@ -45,6 +45,8 @@ struct test_queue {
     qp.cq_dbr = wanted.collapsed ? 0 : reinterpret_cast<uint64_t>(&cq_dbr);
     qp.qpn = wanted.qpn;
     qp.depth = wanted.depth;
+    marks.resize((wanted.depth + 63) / 64);
+    qp.marks = reinterpret_cast<uint64_t>(marks.data());
     qp.cq_depth = static_cast<uint32_t>(cq.size());
     qp.flags = wanted.collapsed ? EP_IBGDA_CQ_COLLAPSED : 0;
     qp.peer = wanted.peer;
@@ -59,6 +61,7 @@ struct test_queue {
   };
   std::vector<line> sq;
   std::vector<line> cq;
+  std::vector<uint64_t> marks;
   alignas(64) uint64_t bf[64] = {};
   alignas(8) ep_mlx5_dbr dbr{};
   alignas(8) ep_mlx5_cq_dbr cq_dbr{};
@@ -74,6 +77,7 @@ struct test_queue {
   uint64_t doorbells = 0;
   uint32_t silent_from = UINT32_MAX; // this WQE and later ones find no peer
   uint32_t refused_from = UINT32_MAX; // this NIC lets nobody read the sources of this WQE and later ones
+  uint32_t post_size = 1;            // WQEs of each post, 2^16 at most of all: a doorbell tells of whole ones
   uint32_t slow = 0;                 // points of the scheduler that it lets pass before it takes what has been posted
   ep_wake_word* wake = nullptr;      // of the peer: notified after each message
 };
@@ -155,6 +159,7 @@ class test_nic {
     ctx.point();
     const uint32_t record = __builtin_bswap32(std::atomic_ref<uint32_t>(queue.dbr.send).load(std::memory_order_acquire));
     if (record > EP_MLX5_DBR_COUNTER_MASK) violation(queue, "doorbell record has bits above 15");
+    if (record % queue.post_size != 0) violation(queue, "a doorbell tells of a part of a post");
     const auto posted = static_cast<uint16_t>(record - static_cast<uint16_t>(queue.consumer));
     if (posted > queue.qp.depth) {
       violation(queue, std::to_string(posted) + " posted WQEs overrun the ring of " + std::to_string(queue.qp.depth));

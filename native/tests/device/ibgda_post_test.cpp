@@ -161,7 +161,11 @@ template <class Post, uint32_t Sharing> void mailboxes_arrive(uint64_t seed, con
   EP_CHECK_EQ(seen.posted, wqes);
   EP_CHECK_EQ(seen.rung, wqes);
   for (const ep_ibgda_qp* qp : boxes.queues) {
-    EP_CHECK_EQ(qp->taken, qp->ready);
+    if constexpr (std::is_same_v<Post, ep::post_by_ringer> && Sharing != EP_IBGDA_SHARE_THREAD) {
+      EP_CHECK_EQ(qp->ringer, qp->taken * 2);
+    } else {
+      EP_CHECK_EQ(qp->taken, qp->ready);
+    }
     EP_CHECK_EQ(qp->broken, static_cast<uint64_t>(EP_IBGDA_SOUND));
   }
 }
@@ -215,7 +219,7 @@ void doorbells() {
 }
 
 // 10^5 turns of a ring of 2, which is three passes of the 16-bit index; one WQE and full rings, one and three posters.
-void wraps(bool collapsed, uint32_t lanes) {
+template <class Post> void wraps(bool collapsed, uint32_t lanes) {
   pair_of pair({2, collapsed, 7, 1});
   uint64_t word = 0;
   pair.nic.allow(1, &word, 8);
@@ -226,10 +230,10 @@ void wraps(bool collapsed, uint32_t lanes) {
       const auto build = [&](uint32_t, const ep::mlx5_writer& w) {
         w.fetch_add8({reinterpret_cast<uint64_t>(&word), 1}, 1, {pair.qp.response, test_queue::response_lkey});
       };
-      if (ep::post_in_turn::post<device>(ctx, ep::lone_poster<ep::simt_context>{ctx}, pair.qp, count, build, nullptr) == mlx5_refused) return false;
+      if (Post::template post<device>(ctx, ep::lone_poster<ep::simt_context>{ctx}, pair.qp, count, build, nullptr) == mlx5_refused) return false;
       i += count;
     }
-    return ep::mlx5_wait_done<device>(ctx, pair.qp, pair.qp.ready, EP_STAGE_COMPLETION, nullptr);
+    return ep::mlx5_wait_done<device>(ctx, pair.qp, Post::posted(ctx, pair.qp), EP_STAGE_COMPLETION, nullptr);
   }, true, lanes);
   EP_CHECK_EQ(result.report, "");
   EP_CHECK(result.ok);
@@ -238,17 +242,17 @@ void wraps(bool collapsed, uint32_t lanes) {
   EP_CHECK(seed_share != 1 || pair.qp.done / pair.qp.depth >= 99'999);
 }
 
-template <class Build> bool posts(ep::simt_context& ctx, ep_ibgda_qp& qp, uint32_t count, const Build& build, ep_kernel_status* status) {
-  return ep::post_in_turn::post<device>(ctx, ep::lone_poster<ep::simt_context>{ctx}, qp, count, build, status) != mlx5_refused;
+template <class Post, class Build> bool posts(ep::simt_context& ctx, ep_ibgda_qp& qp, uint32_t count, const Build& build, ep_kernel_status* status) {
+  return Post::template post<device>(ctx, ep::lone_poster<ep::simt_context>{ctx}, qp, count, build, status) != mlx5_refused;
 }
 
 // Nobody executes: as many WQEs as the ring holds are accepted, the next poster waits, and the report says for what.
-void full_ring() {
+template <class Post> void full_ring() {
   pair_of pair({4, true, 7, 1});
   uint32_t accepted = 0;
   const auto zero = [](uint32_t, const ep::mlx5_writer& w) { w.write({0, 0}, {0, 0}, 0); };
   const auto result = pair.run(1, [&](ep::simt_context& ctx) {
-    for (; posts(ctx, pair.qp, 1, zero, nullptr); ++accepted) {}
+    for (; posts<Post>(ctx, pair.qp, 1, zero, nullptr); ++accepted) {}
   }, false);
   EP_CHECK(result.outcome == ep::simt_outcome::deadlock);
   EP_CHECK_EQ(accepted, 4u);
@@ -256,14 +260,14 @@ void full_ring() {
 }
 
 // A poster whose wait for room is cancelled breaks the queue pair, so that those behind it do not wait for its turn for ever.
-void gives_up() {
+template <class Post> void gives_up() {
   pair_of pair({4, true, 7, 1});
   std::atomic<uint32_t> cancel{0};
   pair.environment.waits.cancel = &cancel;
   ep_kernel_status status[3] = {};
   const auto zero = [](uint32_t, const ep::mlx5_writer& w) { w.write({0, 0}, {0, 0}, 0); };
   const auto result = pair.run(1, [&](ep::simt_context& ctx) {
-    while (posts(ctx, pair.qp, 1, zero, &status[ctx.lane()])) {
+    while (posts<Post>(ctx, pair.qp, 1, zero, &status[ctx.lane()])) {
       if (pair.qp.taken >= 4) cancel.store(1);
     }
     return true;
@@ -304,7 +308,7 @@ void gives_up_before_another() {
   const auto zero = [](uint32_t, const ep::mlx5_writer& w) { w.write({0, 0}, {0, 0}, 0); };
   const auto result = pair.run(1, [&](ep::simt_context& ctx) {
     if (ctx.lane() == 0) {
-      if (!posts(ctx, pair.qp, 2, zero, nullptr)) return false;
+      if (!posts<ep::post_in_turn>(ctx, pair.qp, 2, zero, nullptr)) return false;
       giving_up weak{ctx, given_up, built};
       return ep::post_in_turn::post<device>(weak, ep::lone_poster<giving_up>{weak}, pair.qp, 1, zero, nullptr) == mlx5_refused;
     }
@@ -314,7 +318,7 @@ void gives_up_before_another() {
         zero(i, w);
         ep::store_release(ctx, &built, 1);
       };
-      return !posts(ctx, pair.qp, 1, build, &status);
+      return !posts<ep::post_in_turn>(ctx, pair.qp, 1, build, &status);
     }
     // The NIC, which completes both once the first has given up.
     if (!ctx.wait(&given_up, 1, 0, 0, nullptr)) return false;
@@ -328,7 +332,7 @@ void gives_up_before_another() {
 }
 
 // A request that fails: every poster ends, and says which WQE it was.
-void breaks(bool collapsed, uint32_t syndrome, uint64_t seed) {
+template <class Post> void breaks(bool collapsed, uint32_t syndrome, uint64_t seed) {
   pair_of pair({4, collapsed, 0x4321, 1});
   uint64_t word = 0;
   pair.nic.allow(1, &word, 8);
@@ -343,7 +347,7 @@ void breaks(bool collapsed, uint32_t syndrome, uint64_t seed) {
       const uint32_t lkey = wrong && syndrome == EP_MLX5_SYNDROME_LOCAL_PROTECTION ? 0x78 : test_queue::response_lkey;
       w.fetch_add8({wrong && syndrome == EP_MLX5_SYNDROME_REMOTE_INVALID_REQUEST ? far + 4 : far, rkey}, 1, {pair.qp.response, lkey});
     };
-    while (posts(ctx, pair.qp, 1, build, &status[ctx.lane()])) {}
+    while (posts<Post>(ctx, pair.qp, 1, build, &status[ctx.lane()])) {}
     return true;
   }, true, 4);
   EP_CHECK_EQ(result.report, "");
@@ -385,16 +389,23 @@ int main() {
     on_threads<ep::post_in_turn>(collapsed);
     on_threads<ep::post_by_ringer>(collapsed);
     on_threads<ep::post_under_lock>(collapsed);
-    wraps(collapsed, 1);
-    wraps(collapsed, 3);
+    wraps<ep::post_in_turn>(collapsed, 1);
+    wraps<ep::post_in_turn>(collapsed, 3);
+    wraps<ep::post_by_ringer>(collapsed, 1);
+    wraps<ep::post_by_ringer>(collapsed, 3);
     for (const uint32_t syndrome : {EP_MLX5_SYNDROME_REMOTE_ACCESS, EP_MLX5_SYNDROME_LOCAL_PROTECTION, EP_MLX5_SYNDROME_REMOTE_INVALID_REQUEST,
                                     EP_MLX5_SYNDROME_RETRY_EXCEEDED}) {
-      for (uint64_t seed = 0; seed < 20; ++seed) breaks(collapsed, syndrome, seed);
+      for (uint64_t seed = 0; seed < 20; ++seed) {
+        breaks<ep::post_in_turn>(collapsed, syndrome, seed);
+        breaks<ep::post_by_ringer>(collapsed, syndrome, seed);
+      }
     }
   }
   doorbells();
-  full_ring();
-  gives_up();
+  full_ring<ep::post_in_turn>();
+  full_ring<ep::post_by_ringer>();
+  gives_up<ep::post_in_turn>();
+  gives_up<ep::post_by_ringer>();
   gives_up_before_another();
   return ep::check::finish();
 }

@@ -17,7 +17,7 @@ const tolerance = 1.05;
 const programs = [
   {
     nic: 'ibgda',
-    ways: ['lock device', 'in-turn device', 'ringer device', 'in-turn thread', 'ringer thread'],
+    ways: ['lock device', 'in-turn device', 'ringer device', 'in-turn thread'],
     length: 'batch',
     lengths: [1, 4, 16],
   },

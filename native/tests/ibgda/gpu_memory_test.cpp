@@ -244,7 +244,7 @@ void holds_the_hosts_apart() {
       EP_CHECK_EQ(qp.qpn, queues.qpn(i));
       EP_CHECK_EQ(qp.peer, static_cast<int32_t>(i / 3));
       EP_CHECK_EQ(qp.bf > uint64_t{1} << 44, !hosts);
-      for (const uint64_t address : {qp.sq, qp.cq, qp.dbr, qp.response}) EP_CHECK_EQ(in_gpu(address), !hosts);
+      for (const uint64_t address : {qp.sq, qp.cq, qp.dbr, qp.response, qp.marks}) EP_CHECK_EQ(in_gpu(address), !hosts);
     }
     EP_CHECK_EQ(queues.connection().size(), sizeof(ep_ibgda_peer) + 12 * sizeof(uint32_t));
     auto known = queues.register_memory({0x1000, 0x100}, 0);

@@ -239,7 +239,8 @@ void resets(bool collapsed) {
   device.broken = 1 + 3;
   for (uint32_t index : {1u, 2u, 3u}) {
     ep_ibgda_qp& qp = kernel_qp(index);
-    qp.taken = qp.ready = qp.rung = qp.done = 7;
+    qp.taken = qp.ready = qp.ringer = qp.done = 7;
+    *reinterpret_cast<uint64_t*>(qp.marks) = 0x7f;
     qp.polled = 6;
     qp.status = EP_STATUS_SYSTEM;
     qp.syndrome = 0x15;
@@ -273,7 +274,8 @@ void resets(bool collapsed) {
     const ep_ibgda_qp& qp = kernel_qp(index);
     EP_CHECK_EQ(qp.broken, uint64_t{EP_IBGDA_BROKEN});
     EP_CHECK_EQ(qp.status, uint32_t{EP_STATUS_PEER_LOST});
-    EP_CHECK_EQ(qp.taken | qp.ready | qp.rung | qp.done | qp.syndrome, uint64_t{0});
+    EP_CHECK_EQ(qp.taken | qp.ready | qp.ringer | qp.done | qp.syndrome, uint64_t{0});
+    EP_CHECK_EQ(*reinterpret_cast<const uint64_t*>(qp.marks), uint64_t{0});
     EP_CHECK_EQ(*reinterpret_cast<const uint64_t*>(qp.dbr), uint64_t{0});
     EP_CHECK_EQ(*reinterpret_cast<const uint64_t*>(qp.sq), uint64_t{0});
     if (collapsed) {

@@ -264,8 +264,9 @@ struct team_barrier : rl::test_suite<team_barrier, 2> {
 
 // Two posters of two WQEs each on a ring of two, and a NIC that reads a WQE only after the doorbell record that told of it. A WQE is one variable of the
 // checker: a NIC that reads it too early, or a poster that writes it over one that is not read, is a data race. The register's fences are below the seam: what
-// must order here are releases. Broken 1: the record's store releases nothing. 2: nor does `ready`, so whoever rings for both tells of what it has not seen.
-// 3: nor does the count of completions. 4: it is not acquired. 5: the CQE is not acquired. Only by_ringer, 6: the flag orders nothing, and a doorbell may be lost.
+// must order here are releases. Broken 1: the record's store releases nothing. 2: nor does `ready`, or a mark, so whoever rings for both tells of what it has not seen.
+// 3: nor does the count of completions. 4: it is not acquired. 5: the CQE is not acquired. Only by_ringer, 6: the ringer's word orders nothing, and a doorbell may be
+// lost. 7: marks are not acquired.
 template <class Post> struct posted_wqes : rl::test_suite<posted_wqes<Post>, 3> {
   static constexpr uint64_t depth = 2;
   world world_;
@@ -273,26 +274,29 @@ template <class Post> struct posted_wqes : rl::test_suite<posted_wqes<Post>, 3> 
   alignas(64) uint64_t cq[8] = {};
   alignas(64) uint64_t bf[64] = {};
   alignas(8) uint32_t dbr[2] = {};
+  uint64_t marks = 0;
   ep_ibgda_qp qp{};
   posted_wqes() {
     qp.sq = reinterpret_cast<uint64_t>(sq);
     qp.cq = reinterpret_cast<uint64_t>(cq);
     qp.bf = reinterpret_cast<uint64_t>(bf);
     qp.dbr = reinterpret_cast<uint64_t>(dbr);
+    qp.marks = reinterpret_cast<uint64_t>(&marks);
     qp.depth = depth;
     qp.cq_depth = 1;
     qp.flags = EP_IBGDA_CQ_COLLAPSED;
-    for (const uint64_t* word : {&qp.taken, &qp.ready, &qp.ringer, &qp.done, &qp.broken, &qp.lock, &bf[0], &bf[32]}) world_.declare_word(word);
+    for (const uint64_t* word : {&qp.taken, &qp.ready, &qp.ringer, &marks, &qp.done, &qp.broken, &qp.lock, &bf[0], &bf[32]}) world_.declare_word(word);
     world_.declare_word(&dbr[1]);
     world_.declare_word(&cq[7], UINT64_MAX);
     for (uint64_t slot = 0; slot < depth; ++slot) world_.declare_bytes(&sq[slot * 8]);
     switch (broken) {
       case 1: world_.broken = {{access::store, &dbr[1]}}; break;
-      case 2: world_.broken = {{access::store, &qp.ready}}; break;
+      case 2: world_.broken = {{access::store, &qp.ready}, {access::update, &marks}}; break;
       case 3: world_.broken = {{access::update, &qp.done}}; break;
       case 4: world_.broken = {{access::load, &qp.done}}; break;
       case 5: world_.broken = {{access::load, &cq[7]}}; break;
       case 6: world_.broken = {{access::update, &qp.ringer}}; break;
+      case 7: world_.broken = {{access::load, &marks}}; break;
       default: break;
     }
   }
@@ -407,7 +411,7 @@ int main() {
   run<team_barrier>("team barrier", 2, unordered);
   const std::vector<rl::test_result_e> unread = {rl::test_result_data_race, rl::test_result_user_assert_failed, rl::test_result_livelock, rl::test_result_deadlock};
   run<posted_wqes<ep::post_in_turn>>("WQEs posted in turn", 5, unread, 1); // with two switches all of 11 million executions are right, in 3 minutes
-  run<posted_wqes<ep::post_by_ringer>>("WQEs posted by a ringer", 6, unread, 1);
+  run<posted_wqes<ep::post_by_ringer>>("WQEs posted by a ringer", 7, unread, 1);
   run<stream_depth>("stream depth", 2, unordered);
   for (auto& context : ranks.contexts) context->leave(true);
   return failures == 0 ? 0 : 1;

@@ -38,7 +38,7 @@ namespace litmus {
 
 using where = std::source_location;
 
-enum class update { add, sub, swap };
+enum class update { add, sub, swap, set, flip };
 
 // On a word that a running case has declared (words.hpp); otherwise on memory itself.
 uint64_t word_load(const void* word, uint32_t bytes, std::memory_order order, const where& at);
@@ -66,6 +66,12 @@ template <class T> class word_ref {
   }
   T exchange(T value, std::memory_order order = std::memory_order_seq_cst, const where& at = where::current()) const {
     return static_cast<T>(word_update(word_, sizeof(T), update::swap, static_cast<uint64_t>(value), order, at));
+  }
+  T fetch_or(T value, std::memory_order order = std::memory_order_seq_cst, const where& at = where::current()) const {
+    return static_cast<T>(word_update(word_, sizeof(T), update::set, static_cast<uint64_t>(value), order, at));
+  }
+  T fetch_xor(T value, std::memory_order order = std::memory_order_seq_cst, const where& at = where::current()) const {
+    return static_cast<T>(word_update(word_, sizeof(T), update::flip, static_cast<uint64_t>(value), order, at));
   }
   bool compare_exchange_strong(T& expected, T value, std::memory_order order = std::memory_order_seq_cst, const where& at = where::current()) const {
     auto found = static_cast<uint64_t>(expected);

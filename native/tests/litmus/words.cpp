@@ -30,6 +30,8 @@ template <class T> uint64_t memory_update(void* word, update kind, uint64_t valu
     case update::add: return __atomic_fetch_add(plain, static_cast<T>(value), __ATOMIC_SEQ_CST);
     case update::sub: return __atomic_fetch_sub(plain, static_cast<T>(value), __ATOMIC_SEQ_CST);
     case update::swap: return __atomic_exchange_n(plain, static_cast<T>(value), __ATOMIC_SEQ_CST);
+    case update::set: return __atomic_fetch_or(plain, static_cast<T>(value), __ATOMIC_SEQ_CST);
+    case update::flip: return __atomic_fetch_xor(plain, static_cast<T>(value), __ATOMIC_SEQ_CST);
   }
   return 0;
 }
@@ -53,6 +55,8 @@ uint64_t word_update(void* word, uint32_t bytes, update kind, uint64_t value, st
       case update::add: return model->fetch_add(value, chosen, info_of(at));
       case update::sub: return model->fetch_sub(value, chosen, info_of(at));
       case update::swap: return model->exchange(value, chosen, info_of(at));
+      case update::set: return model->fetch_or(value, chosen, info_of(at));
+      case update::flip: return model->fetch_xor(value, chosen, info_of(at));
     }
   }
   return bytes == 4 ? memory_update<uint32_t>(word, kind, value) : memory_update<uint64_t>(word, kind, value);

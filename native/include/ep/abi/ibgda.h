@@ -26,7 +26,8 @@
 #define EP_IBGDA_BROKEN 2u   /* the record is complete; nothing can be posted until the queue pair has been made anew */
 
 /* One RC queue pair and its completion queue. Numbers of WQEs run from 0 and never wrap; the NIC sees their low 16 bits.
- * A poster takes numbers (`taken`), waits until the ring has room for them (`done`), writes WQEs, waits for its turn (`ready`) and publishes.
+ * A poster takes numbers (`taken`), waits until the ring has room for them (`done`), writes WQEs, waits for its turn (`ready`) and publishes; or marks them as written
+ * (`marks`), out of turn. All posters of a queue pair do the same.
  * HAZARD: a number that was taken must be published, or whoever took later ones waits for ever. A poster that gives up breaks the queue pair instead. */
 typedef struct ep_ibgda_qp {
   ep_handle_header header; /* EP_MAGIC_IBGDA_QP */
@@ -46,15 +47,15 @@ typedef struct ep_ibgda_qp {
   uint32_t response_lkey;
   uint32_t reserved0;
   uint64_t nic_wake;       /* address of the ep_wake_word of a software NIC that may sleep; 0: a doorbell is enough */
-  uint8_t pad0[24];
+  uint64_t marks;          /* address of a bit for each of `depth` WQEBBs, 0 before the first post: its last round that is written; of posters out of turn */
+  uint8_t pad0[16];
 
   uint64_t taken;          /* counter: numbers handed out */
   uint8_t pad1[56];
-  uint64_t ready;          /* counter: WQEs that are written, as are all before them; whose turn it is to publish */
+  uint64_t ready;          /* counter, of posters in turn: WQEs that are written, as are all before them; whose turn it is to publish */
   uint8_t pad2[56];
-  uint64_t ringer;         /* 1: somebody rings, and will look at `ready` again; 0: nobody does */
-  uint64_t rung;           /* counter: WQEs that the last doorbell told of; belongs to whoever rings */
-  uint8_t pad3[48];
+  uint64_t ringer;         /* of posters out of turn: twice the WQEs that the last doorbell told of, and 1 more while somebody rings, who will look at the marks again */
+  uint8_t pad3[56];
   uint64_t done;           /* counter: WQEs known to have completed */
   uint64_t poller;         /* 1: somebody takes CQEs out of a CQ that is a ring */
   uint64_t polled;         /* counter: CQEs taken out; belongs to the poller */

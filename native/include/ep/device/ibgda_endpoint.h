@@ -127,9 +127,9 @@ template <class Post> struct ibgda_endpoint_of {
     return coop.sync_and(ok);
   }
 
-  /* Waits until everything that is published now has completed. */
+  /* Waits until everything that is posted now has completed. */
   template <class Ctx> EP_HD bool quiet_qp(Ctx& ctx, ep_ibgda_qp& qp, ep_kernel_status* status) const {
-    const uint64_t posted = load_acquire(ctx, &qp.ready);
+    const uint64_t posted = Post::posted(ctx, qp);
     const bool alone = device().sharing == EP_IBGDA_SHARE_THREAD;
     const bool ok = alone ? mlx5_wait_done<EP_IBGDA_SHARE_THREAD>(ctx, qp, posted, EP_STAGE_COMPLETION, status)
                           : mlx5_wait_done<EP_IBGDA_SHARE_DEVICE>(ctx, qp, posted, EP_STAGE_COMPLETION, status);
@@ -213,7 +213,12 @@ template <class Post> struct ibgda_endpoint_of {
   }
 };
 
+/* On a GPU many blocks share a queue pair, and a turn is passed on in 2 us; on the host few threads do, and a locked operation counts. */
+#if defined(__CUDACC__)
+using ibgda_endpoint = ibgda_endpoint_of<post_by_ringer>;
+#else
 using ibgda_endpoint = ibgda_endpoint_of<post_in_turn>;
+#endif
 
 EP_MACHINE_END
 

@@ -1,6 +1,7 @@
 /* Ways to post WQEs to an mlx5 queue pair.
  *
- * A post of `count` WQEs: take numbers, wait until the ring has room for them, write, wait for the turn, publish, ring once.
+ * A post of `count` WQEs: take numbers, wait until the ring has room for them, write, wait for the turn, publish, ring once; or mark as written, and let one
+ * poster ring for all.
  * HAZARD: room is awaited for the numbers that were taken. Looked for before, it may be gone to others by then, and a WQE that the NIC has not read is
  * overwritten.
  *
@@ -64,6 +65,10 @@ EP_HD void mlx5_build(Ctx& ctx, const Group& group, ep_ibgda_qp& qp, uint64_t fi
 /* Whose turn it is rings, then passes the turn on. */
 struct post_in_turn {
   static constexpr bool whole = true; /* a post has one doorbell */
+
+  /* WQEs that have been posted. */
+  template <class Ctx> EP_HD static uint64_t posted(Ctx& ctx, ep_ibgda_qp& qp) { return load_acquire(ctx, &qp.ready); }
+
   template <uint32_t Sharing, class Ctx, class Group, class Build>
   EP_HD static uint64_t post(Ctx& ctx, const Group& group, ep_ibgda_qp& qp, uint32_t count, const Build& build, ep_kernel_status* status) {
     uint64_t first = mlx5_refused;
@@ -83,39 +88,76 @@ struct post_in_turn {
   }
 };
 
-/* The turn is passed on at once; whoever gets the ringer's flag rings for all that is ready, and looks again before it leaves. Fewer doorbells where posters
- * meet, and none of them waits for another's. */
+/* Marks: which WQEs are written, where posters wait for no turn. One bit of each slot, which changes with each round of the ring: so nobody clears any. */
+EP_HD uint64_t* mlx5_marks_of(const ep_ibgda_qp& qp, uint32_t slot) { return reinterpret_cast<uint64_t*>(qp.marks) + slot / 64; }
+
+/* HAZARD: a post is rung for as a whole (mlx5_wqe.h says why), so its first number is marked last. */
+template <uint32_t Sharing, class Ctx> EP_HD_SMALL void mlx5_mark(Ctx& ctx, ep_ibgda_qp& qp, uint64_t first, uint32_t count) {
+  for (uint64_t end = first + count; end != first;) {
+    const uint32_t last = static_cast<uint32_t>(end - 1) & (qp.depth - 1);
+    const uint32_t below = last % 64 + 1; /* bits of the word up to that one */
+    const uint32_t bits = end - first < below ? static_cast<uint32_t>(end - first) : below;
+    poster_words<Sharing>::flip(ctx, mlx5_marks_of(qp, last), ~uint64_t{0} >> (64 - bits) << (below - bits));
+    end -= bits;
+  }
+}
+
+/* The first number from `from` on that is not marked, where all below `from` have been rung for. HAZARD: marks of the next round would look like none; nobody
+ * has room for that one before this number has completed. */
+template <uint32_t Sharing, class Ctx> EP_HD_SMALL uint64_t mlx5_marked_below(Ctx& ctx, ep_ibgda_qp& qp, uint64_t from) {
+  for (;;) {
+    const uint32_t slot = static_cast<uint32_t>(from) & (qp.depth - 1);
+    const uint64_t marked = (from & qp.depth) != 0 ? 0 : ~uint64_t{0};
+    const uint64_t missing = (poster_words<Sharing>::load(ctx, mlx5_marks_of(qp, slot)) ^ marked) >> slot % 64;
+    const uint32_t slots = (qp.depth < 64 ? qp.depth : 64) - slot % 64;
+    const uint32_t found = missing == 0 ? slots : lowest_bit(missing);
+    if (found < slots) return from + found;
+    from += slots;
+  }
+}
+
+/* Rings for all up to the first number that is not marked, unless somebody else will. By whoever has marked some. */
+template <uint32_t Sharing, class Ctx> EP_HD void mlx5_ring_marked(Ctx& ctx, ep_ibgda_qp& qp) {
+  using words = poster_words<Sharing>;
+  for (;;) {
+    /* Whoever finds a ringer leaves: that one ends by an exchange that sees this look, and then looks at the marks again. */
+    const uint64_t held = words::set(ctx, &qp.ringer, 1);
+    if ((held & 1) != 0) return;
+    const uint64_t rung = held / 2;
+    const uint64_t end = mlx5_marked_below<Sharing>(ctx, qp, rung);
+    if (end != rung) mlx5_ring(ctx, qp, end);
+    words::exchange(ctx, &qp.ringer, end * 2);
+    const uint64_t marked = mlx5_marked_below<Sharing>(ctx, qp, end);
+    if (marked == end) return;
+    /* Whoever took that number has not marked it, and comes here when he has. HAZARD: not if he waits for room that the next doorbell makes. */
+    const uint64_t taken = words::load(ctx, &qp.taken);
+    if (taken != marked && taken - end <= qp.depth) return;
+  }
+}
+
+/* No turns: whoever has written marks that, and leaves; one of them rings for all. Fewer doorbells where posters meet, and none of them waits for another one,
+ * unless for room. */
 struct post_by_ringer {
   static constexpr bool whole = true;
+
+  /* What will have been rung for once all posts that have begun are over. */
+  template <class Ctx> EP_HD static uint64_t posted(Ctx& ctx, ep_ibgda_qp& qp) { return load_acquire(ctx, &qp.taken); }
+
   template <uint32_t Sharing, class Ctx, class Group, class Build>
   EP_HD static uint64_t post(Ctx& ctx, const Group& group, ep_ibgda_qp& qp, uint32_t count, const Build& build, ep_kernel_status* status) {
-    uint64_t first = mlx5_refused;
-    if (group.lane() == 0) first = mlx5_take<Sharing>(ctx, qp, count, status);
-    first = group.from_first(first);
-    if (first == mlx5_refused) return first;
-    mlx5_build(ctx, group, qp, first, count, build);
-    if (group.lane() == 0) {
-      if (poster_words<Sharing>::load(ctx, &qp.ready) == first || mlx5_wait_turn<Sharing>(ctx, qp, first, status)) {
-        poster_words<Sharing>::store(ctx, &qp.ready, first + count);
-        ring<Sharing>(ctx, qp);
-      } else {
-        first = mlx5_refused;
+    if constexpr (poster_words<Sharing>::alone) {
+      return post_in_turn::post<Sharing>(ctx, group, qp, count, build, status);
+    } else {
+      uint64_t first = mlx5_refused;
+      if (group.lane() == 0) first = mlx5_take<Sharing>(ctx, qp, count, status);
+      first = group.from_first(first);
+      if (first == mlx5_refused) return first;
+      mlx5_build(ctx, group, qp, first, count, build);
+      if (group.lane() == 0) {
+        mlx5_mark<Sharing>(ctx, qp, first, count);
+        mlx5_ring_marked<Sharing>(ctx, qp);
       }
-    }
-    return group.from_first(first);
-  }
-
-  template <uint32_t Sharing, class Ctx> EP_HD static void ring(Ctx& ctx, ep_ibgda_qp& qp) {
-    using words = poster_words<Sharing>;
-    /* Whoever finds the flag taken leaves: its holder drops it by an exchange that sees this one, and then looks at `ready` again. */
-    while (words::flag_take(ctx, &qp.ringer)) {
-      const uint64_t ready = words::load(ctx, &qp.ready);
-      if (ready != qp.rung) {
-        qp.rung = ready;
-        mlx5_ring(ctx, qp, ready);
-      }
-      words::flag_drop(ctx, &qp.ringer);
-      if (words::load(ctx, &qp.ready) == ready) return;
+      return first;
     }
   }
 };
@@ -123,6 +165,7 @@ struct post_by_ringer {
 /* As Mooncake posts, with a room check, which is not there: a lock for each WQE, and a doorbell of its first 8 bytes to alternate halves of the register. */
 struct post_under_lock {
   static constexpr bool whole = false; /* no WQE of several WQEBBs */
+  template <class Ctx> EP_HD static uint64_t posted(Ctx& ctx, ep_ibgda_qp& qp) { return load_acquire(ctx, &qp.ready); }
   using words = poster_words<EP_IBGDA_SHARE_DEVICE>;
   using alone = poster_words<EP_IBGDA_SHARE_THREAD>;
 

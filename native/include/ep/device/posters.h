@@ -7,6 +7,15 @@
 
 EP_MACHINE_BEGIN
 
+/* Of a word that is not 0. */
+EP_HD_SMALL uint32_t lowest_bit(uint64_t word) {
+#if defined(__CUDACC__)
+  return static_cast<uint32_t>(__ffsll(static_cast<long long>(word)) - 1);
+#else
+  return static_cast<uint32_t>(__builtin_ctzll(word));
+#endif
+}
+
 /* Words that only the posters of a queue pair write, with the scope of their sharing. */
 template <uint32_t Sharing> struct poster_words {
 #if defined(__CUDACC__)
@@ -44,6 +53,23 @@ template <uint32_t Sharing> struct poster_words {
     } else {
       while (found < value && !ref(*word).compare_exchange_weak(found, value, detail::release)) {}
     }
+  }
+  /* Changes bits that nobody else changes at the time. */
+  template <class Ctx> EP_HD static void flip(Ctx& ctx, uint64_t* word, uint64_t bits) {
+    static_assert(!alone);
+    ctx.point();
+    ref(*word).fetch_xor(bits, detail::release);
+  }
+  /* Sets bits; what the word was. */
+  template <class Ctx> EP_HD static uint64_t set(Ctx& ctx, uint64_t* word, uint64_t bits) {
+    static_assert(!alone);
+    ctx.point();
+    return ref(*word).fetch_or(bits, detail::acq_rel);
+  }
+  template <class Ctx> EP_HD static void exchange(Ctx& ctx, uint64_t* word, uint64_t value) {
+    static_assert(!alone);
+    ctx.point();
+    ref(*word).exchange(value, detail::acq_rel);
   }
   /* Keeps the first value but 0 that is given to a word. */
   template <class Ctx> EP_HD static void first(Ctx& ctx, uint64_t* word, uint64_t value) {
