@@ -1,12 +1,13 @@
 /**
  * Runs in the guest: conformance cases over backings of providers.mjs, on as few processes as a case takes, which have the devices in turn. One line of JSON for every case.
- *   node conformance.mjs BACKINGS CASES SECONDS DEVICE...
- *     BACKINGS: names, with commas; the cases take them in turn. CASES: a pattern of ids. SECONDS: how long one may take, where every instruction is emulated
+ *   node conformance.mjs BACKINGS CASES SHARE SECONDS DEVICE...
+ *     BACKINGS: names, with commas; the cases take them in turn. CASES: a pattern of ids. SHARE: K/N, of every N pairs of cases the K-th from 0. SECONDS: how long one may take, where every instruction is emulated
  */
 import { inapplicableBecause, transportCases } from '@ep/conformance/cases';
 import { Worlds } from '@ep/conformance/world';
 
-const [named, pattern, seconds, ...devices] = process.argv.slice(2);
+const [named, pattern, share, seconds, ...devices] = process.argv.slice(2);
+const [part, parts] = share.split('/').map(Number);
 const limitMs = Number(seconds) * 1000;
 process.env.EP_TIMEOUT_MS = String(limitMs);
 process.env.EP_GUEST_DEVICES = devices.join(',');
@@ -25,7 +26,7 @@ const order = {
 };
 const worlds = new Worlds();
 for (const [index, one] of transportCases.entries()) {
-  if (!new RegExp(pattern).test(one.id)) continue;
+  if (!new RegExp(pattern).test(one.id) || Math.floor(index / 2) % parts !== part) continue;
   const begin = performance.now();
   const done = (outcome, why) => {
     const ms = Math.round(performance.now() - begin);

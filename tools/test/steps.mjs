@@ -8,13 +8,21 @@ import { listPackages, resultsDir, root } from '../workspace.mjs';
 /**
  * @typedef {{ name: string, lanes: readonly Lane[], minutes: number, usual?: number, command: readonly string[], cwd?: string,
  *   env?: Record<string, string>, report?: { format: 'vitest' | 'junit' | 'plain', files: readonly string[] },
- *   counts?: boolean, needs?: string }} Step
+ *   counts?: boolean, needs?: string, beside?: boolean }} Step
  * minutes: its limit; usual: what it takes on two cores without a compiler cache, 1 unless given (--until);
- * counts: false when the step only prepares others and is no test of its own; needs: a step that must have passed
+ * counts: false when the step only prepares others and is no test of its own; needs: a step that must have passed;
+ * beside: it runs beside the others, on what they leave of the cores
  */
 
 /** @type {readonly Lane[]} */
 export const lanes = ['default', 'ci', 'full'];
+
+/**
+ * A step that compiles, or counts what no load changes. Suites leave half of two cores idle, since their ranks wait for each other.
+ * @param {Step} step
+ * @returns {Step}
+ */
+const beside = (step) => ({ ...step, minutes: step.minutes * 3, beside: true });
 
 /** Relative to each package, so that one command line fits all of them (turbo hands the same arguments to each). */
 const vitestFile = join('.cache', 'vitest.json');
@@ -78,14 +86,14 @@ const ctestPreset = (preset, stepLanes, minutes, usual, sampled = false) => {
   const report = join(resultsDir, `ctest-${preset}.xml`);
   const prepare = { lanes: stepLanes, minutes, cwd, counts: false };
   return [
-    { ...prepare, name: `configure ${preset}`, command: ['cmake', '--preset', preset] },
-    {
+    beside({ ...prepare, name: `configure ${preset}`, command: ['cmake', '--preset', preset], needs: 'build' }),
+    beside({
       ...prepare,
       name: `build ${preset}`,
       usual: usual.build,
       command: ['cmake', '--build', '--preset', preset, ...(sampled ? ['--target', 'sampled_tests'] : [])],
       needs: `configure ${preset}`,
-    },
+    }),
     {
       name: `ctest ${preset}`,
       lanes: stepLanes,
@@ -150,14 +158,14 @@ const optionalPreset = (preset, stepLanes, minutes) => {
  */
 const kernelsLinked = (stepLanes, options) => {
   const totals = join(resultsDir, 'kernel-totals.json');
-  return {
+  return beside({
     name: 'kernels linked',
     lanes: stepLanes,
     minutes: 15,
     usual: 3,
     command: ['node', 'native/tests/compile/run.mjs', '--totals', totals, ...options],
     report: { format: 'plain', files: [totals] },
-  };
+  });
 };
 
 /** @returns {readonly Step[]} */
@@ -190,37 +198,37 @@ export function stepTable() {
       report: { format: 'vitest', files: [join(root, 'tools', vitestFile)] },
     },
     ...suites('test', ['default'], 10),
+    ...suites('test:ci', ['ci'], 15),
     ...ctestPreset('release', ciLanes, 15, { build: 6, tests: 4 }),
     // The device code over the software EFA, under ten times and more the seeds that it has elsewhere.
     longer('efa for 1000 seeds', 'EP_TEST_SEEDS=1000', '^efa_(gin|gin_failures|post|endpoint|pr|naive)_test$', 20),
     // What software NICs are told by posters, by commands and by their peers on a network: as much as ends within a test's 300 s on a busy machine, too.
     longer('fuzz of C++', 'EP_FUZZ_RUNS=500000', '^(nic_fuzz|net_talk|net_wire|net_efa)_test$', 20),
-    {
+    beside({
       name: 'headers',
       lanes: ['default'],
       minutes: 10,
       command: ['node', 'tools/headers/main.mjs', '--totals', headerTotals],
       report: { format: 'plain', files: [headerTotals] },
-    },
-    {
+    }),
+    beside({
       name: 'headers alone',
       lanes: ciLanes,
       minutes: 10,
       usual: 3,
       command: ['node', 'tools/headers/main.mjs', '--alone', '--totals', aloneTotals],
       report: { format: 'plain', files: [aloneTotals] },
-    },
+    }),
     // `headers` has compiled all of them for the others; linking is alike.
     kernelsLinked(['ci'], ['--architectures', '90', '--whole']),
     kernelsLinked(['full'], []),
-    {
+    beside({
       name: 'instructions of a post',
       lanes: ciLanes,
       minutes: 5,
       command: ['node', 'native/tests/device/post_instructions.mjs', '--totals', instructionTotals],
       report: { format: 'plain', files: [instructionTotals] },
-    },
-    ...suites('test:ci', ['ci'], 15),
+    }),
     optionalPreset('litmus', ciLanes, 15),
     { name: 'prebuild', lanes: ciLanes, minutes: 10, command: ['node', 'tools/prebuild/main.mjs'], counts: false },
     {

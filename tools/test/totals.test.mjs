@@ -263,4 +263,59 @@ describe('runSteps', () => {
     expect([left(2), left(4)]).toEqual([undefined, undefined]);
     expect(left(8)).toMatch(/^10 min/);
   });
+
+  /** @type {(result: import('./runner.mjs').StepResult) => object} */
+  const short = ({ name, ok, passed, failed, skipped }) => ({ name, ok, passed, failed, skipped });
+
+  test('a step beside the others runs while they do, on what they leave; its result has its place', async () => {
+    const mark = join(dir, 'mark');
+    // Niceness and scheduling policy, of which 5 is SCHED_IDLE.
+    const idle = `awk '$19 == 19 || $41 == 5 { idle = 1 } END { exit !idle }' /proc/$$/stat`;
+    const results = await runSteps(
+      [
+        { ...base, name: 'beside', command: ['sh', '-c', `${idle} && touch ${mark}`], beside: true },
+        { ...base, name: 'first', command: ['sh', '-c', `until test -e ${mark}; do sleep 0.01; done`] },
+      ],
+      quiet(),
+    );
+    const passed = { ok: true, passed: 1, failed: 0, skipped: 0 };
+    expect(results.map(short)).toEqual([
+      { name: 'beside', ...passed },
+      { name: 'first', ...passed },
+    ]);
+  });
+
+  test('whoever needs a step beside the others waits for it, and fails with it; it waits for what it needs itself', async () => {
+    const steps = (/** @type {string} */ build) => [
+      { ...base, name: 'first', command: ['touch', join(dir, 'first')], counts: false },
+      {
+        ...base,
+        name: 'build',
+        command: ['sh', '-c', `test -e ${join(dir, 'first')} && sleep 0.2 && ${build}`],
+        counts: false,
+        needs: 'first',
+        beside: true,
+      },
+      { ...base, name: 'ctest', command: ['test', '-e', join(dir, 'built')], needs: 'build' },
+    ];
+    const passed = await runSteps(steps(`touch ${join(dir, 'built')}`), quiet());
+    expect(passed.map(({ ok }) => ok)).toEqual([true, true, true]);
+    const failed = await runSteps(steps('false'), quiet());
+    expect(failed.map(({ ok }) => ok)).toEqual([true, false, false]);
+    expect(failed[2]?.problem).toBe('not run: build failed');
+  });
+
+  test('a step beside the others that has not ended in time for what needs it is ended, and both are left out', async () => {
+    const steps = [
+      { ...base, name: 'build', command: ['sleep', '60'], counts: false, beside: true },
+      { ...base, name: 'ctest', usual: 0.01, command: ['true'], needs: 'build' },
+    ];
+    const results = await runSteps(steps, quiet(), Date.now() + 1500);
+    expect(results.map(short)).toEqual([
+      { name: 'build', ok: true, passed: 0, failed: 0, skipped: 1 },
+      { name: 'ctest', ok: true, passed: 0, failed: 0, skipped: 1 },
+    ]);
+    expect(results[0]?.leftOut).toMatch(/^it had not ended after (0\.[89]|1\.[0-4])/);
+    expect(results[1]?.leftOut).toBe('so was build');
+  });
 });

@@ -93,7 +93,7 @@ export const describeFabric = (): void =>
     expected: new URL('../group-fabric.expected.json', import.meta.url),
   });
 
-/** The portable engine over queue pairs that a software NIC executes. */
+/** The portable engine over queue pairs that a software NIC executes: half of the cases, of which `describeEfa` has the others. */
 export const describeIbgda = (): void =>
   describeGroups('process groups over ibgda (soft)', {
     provider: { module: '@ep/ibgda', name: 'ibgda.soft' },
@@ -102,6 +102,7 @@ export const describeIbgda = (): void =>
     worlds: [1, 2, 3, 4, 5],
     modes,
     sample: [['processes', 3]],
+    share: [0, 2],
     expected: new URL('../group-ibgda.expected.json', import.meta.url),
   });
 
@@ -114,5 +115,6 @@ export const describeEfa = (): void =>
     worlds: [1, 2, 3, 4, 5],
     modes,
     sample: [['processes', 3]],
+    share: [1, 2],
     expected: new URL('../group-efa.expected.json', import.meta.url),
   });

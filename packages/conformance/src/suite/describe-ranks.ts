@@ -30,6 +30,8 @@ export interface RankMatrix {
   readonly part?: readonly Mode[];
   /** Which of them run unless EP_TEST_FULL=1; all unless given. */
   readonly sample?: readonly (readonly [Mode, number])[];
+  /** `[k, n]`: of the cases the k-th (from 0) of every n run unless EP_TEST_FULL=1, where other matrices run the others; all unless given. */
+  readonly share?: readonly [number, number];
   /** Of the committed outcomes. */
   readonly expected: URL;
 }
@@ -70,8 +72,10 @@ export function isRequired(name: string, env: NodeJS.ProcessEnv = process.env): 
 /** Declares the tests. `title` names the subject, for example `nvshmem (shm)`. */
 export function describeRanks<C extends DeclaredCase>(title: string, suite: RankSuite<C>, matrix: RankMatrix): void {
   const { modes, worlds: sizes, part = modes, sample } = matrix;
+  const isFull = process.env.EP_TEST_FULL === '1';
+  const [share, shares] = isFull ? [0, 1] : (matrix.share ?? [0, 1]);
   const all = modes.flatMap((mode) => sizes.map((size) => [mode, size] as const));
-  const chosen = process.env.EP_TEST_FULL === '1' || sample === undefined ? all : sample;
+  const chosen = isFull || sample === undefined ? all : sample;
   const runs = chosen.filter(([mode]) => part.includes(mode));
   const provider = { module: resolveModule(matrix.provider.module), name: matrix.provider.name };
   const found = { module: resolveModule(suite.found.module), name: suite.found.name };
@@ -109,7 +113,7 @@ export function describeRanks<C extends DeclaredCase>(title: string, suite: Rank
     });
 
     for (const [mode, size] of runs) {
-      const fitting = suite.cases.filter((one) => (one.ranks ?? 2) <= size);
+      const fitting = suite.cases.filter((one, index) => (one.ranks ?? 2) <= size && index % shares === share);
       describe(`${size} ${mode}`, () => {
         for (const one of fitting) {
           it(one.id, async (context) => {
