@@ -210,10 +210,15 @@ set(EP_TESTS
   tests/device/dispatch_simt_test.cpp
   tests/device/efa_counts_test.cpp
   tests/device/efa_endpoint_test.cpp
+  tests/device/efa_endpoint_unordered_test.cpp
   tests/device/efa_gin_failures_test.cpp
+  tests/device/efa_gin_failures_unordered_test.cpp
   tests/device/efa_gin_test.cpp
+  tests/device/efa_gin_unordered_test.cpp
   tests/device/efa_naive_test.cpp
+  tests/device/efa_naive_unordered_test.cpp
   tests/device/efa_post_test.cpp
+  tests/device/efa_post_unordered_test.cpp
   tests/device/efa_pr_test.cpp
   tests/device/expert_layer_test.cpp
   tests/device/fast_test.cpp
@@ -310,7 +315,8 @@ set(EP_TESTS
 
 # These start no thread, and tests/one_thread.cpp sees to it: there is nothing for TSan to look at, and its build leaves them out.
 set(EP_ONE_THREAD_TESTS
-  compat_test copy_test device_choice_test efa_counts_test efa_endpoint_test efa_fuzz_test efa_gin_failures_test efa_gin_test efa_naive_test efa_order_test efa_post_test
+  compat_test copy_test device_choice_test efa_counts_test efa_endpoint_test efa_endpoint_unordered_test efa_fuzz_test efa_gin_failures_test
+  efa_gin_failures_unordered_test efa_gin_test efa_gin_unordered_test efa_naive_test efa_naive_unordered_test efa_order_test efa_post_test efa_post_unordered_test
   efa_pr_test efa_rings_test errors_test fit_test ibgda_counts_test ibgda_naive_test libfabric_abi_test moe_feed_test moe_mixed_test moe_pairs_test moe_pull_combine_test moe_simt_test
   naive_test nic_fuzz_test number_test prm_commands_test queues_test reduce_test replica_sum_test requests_test rings_test topology_test verbs_abi_test
 )

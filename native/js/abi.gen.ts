@@ -2427,12 +2427,13 @@ export function writeEfaRequest(view: DataView, at: number, value: EfaRequest): 
  * A queue pair with its send queue, its completions, and the account that everyone who posts to it shares. Numbers of
  * WQEs run from 0 and never wrap; the NIC sees 16 bits of them in a doorbell and 31 in its counts. A poster takes
  * numbers (`taken`), waits for room (`prefix`) and for the batch (`rung`), writes WQEs, releases them itself, waits for
- * its turn (`ready`), and rings or leaves that to a later one, or to a flush. HAZARD: a doorbell never goes back. With
- * the turn and all below it rung, nobody else has anything to ring; otherwise `ringer` is to be held. Room is a place
- * whose own WQE has completed, not a number of completions: so request ids of 16 bits name one WQE, and a value that
- * waits in `values` is not overwritten before the NIC has read it, in whatever order completions come. HAZARD: a number
- * that was taken must be published, or whoever took later ones waits for ever. A poster that gives up breaks the queue
- * pair instead.
+ * its turn (`ready`), and rings or leaves that to a later one, or to a flush; or it marks them as written (`marks`),
+ * out of turn, and rings, or leaves that, for all that are. All posters of a queue pair do the same: on the host the
+ * former, on a GPU the latter. HAZARD: a doorbell never goes back. With the turn and all below it rung, nobody else has
+ * anything to ring; otherwise `ringer` is to be held. Room is a place whose own WQE has completed, not a number of
+ * completions: so request ids of 16 bits name one WQE, and a value that waits in `values` is not overwritten before the
+ * NIC has read it, in whatever order completions come. HAZARD: a number that was taken must be published, or whoever
+ * took later ones waits for ever. A poster that gives up breaks the queue pair instead.
  */
 export interface EfaQp {
   /** EP_MAGIC_EFA_QP */
@@ -2481,6 +2482,11 @@ export interface EfaQp {
   readonly rung: bigint;
   /** 1: somebody rings what was left unrung */
   readonly ringer: bigint;
+  /**
+   * of posters out of turn: 1 and the number whose poster rings, when it has written, what a ringer has left in front
+   * of it; 0: none yet
+   */
+  readonly left: bigint;
   /** 1: somebody takes completions out of the CQ */
   readonly poller: bigint;
   /** counter: completions taken out, in whatever order they came; belongs to the poller */
@@ -2503,6 +2509,11 @@ export interface EfaQp {
   readonly slot: number;
   /** address of ep_efa_request[depth] */
   readonly requests: bigint;
+  /**
+   * address of uint64_t[(depth + 63) / 64]: a bit for each slot, 0 before the first post: its last round that is
+   * written; of posters out of turn
+   */
+  readonly marks: bigint;
 }
 
 export const efaQpLayout = {
@@ -2535,7 +2546,8 @@ export const efaQpLayout = {
     pad1: 200,
     rung: 256,
     ringer: 264,
-    pad2: 272,
+    left: 272,
+    pad2: 280,
     poller: 320,
     polled: 328,
     prefix: 336,
@@ -2548,7 +2560,8 @@ export const efaQpLayout = {
     peer: 416,
     slot: 420,
     requests: 424,
-    pad4: 432,
+    marks: 432,
+    pad4: 440,
   },
 } as const;
 
@@ -2578,6 +2591,7 @@ export function readEfaQp(view: DataView, at = 0): EfaQp {
     ready: view.getBigUint64(at + 192, true),
     rung: view.getBigUint64(at + 256, true),
     ringer: view.getBigUint64(at + 264, true),
+    left: view.getBigUint64(at + 272, true),
     poller: view.getBigUint64(at + 320, true),
     polled: view.getBigUint64(at + 328, true),
     prefix: view.getBigUint64(at + 336, true),
@@ -2589,6 +2603,7 @@ export function readEfaQp(view: DataView, at = 0): EfaQp {
     peer: view.getInt32(at + 416, true),
     slot: view.getUint32(at + 420, true),
     requests: view.getBigUint64(at + 424, true),
+    marks: view.getBigUint64(at + 432, true),
   };
 }
 
@@ -2619,7 +2634,8 @@ export function writeEfaQp(view: DataView, at: number, value: EfaQp): void {
   clear(view, at + 200, 56);
   view.setBigUint64(at + 256, value.rung, true);
   view.setBigUint64(at + 264, value.ringer, true);
-  clear(view, at + 272, 48);
+  view.setBigUint64(at + 272, value.left, true);
+  clear(view, at + 280, 40);
   view.setBigUint64(at + 320, value.poller, true);
   view.setBigUint64(at + 328, value.polled, true);
   view.setBigUint64(at + 336, value.prefix, true);
@@ -2632,7 +2648,8 @@ export function writeEfaQp(view: DataView, at: number, value: EfaQp): void {
   view.setInt32(at + 416, value.peer, true);
   view.setUint32(at + 420, value.slot, true);
   view.setBigUint64(at + 424, value.requests, true);
-  clear(view, at + 432, 16);
+  view.setBigUint64(at + 432, value.marks, true);
+  clear(view, at + 440, 8);
 }
 
 /**

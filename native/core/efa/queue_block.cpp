@@ -22,14 +22,15 @@ ep_handle_header header_of(uint32_t magic, uint64_t bytes) { return {magic, EP_A
 
 uint64_t whole_pages(uint64_t bytes) { return (bytes + page - 1) / page * page; }
 
-// What the posters of one queue pair need besides its struct, in the block of structs: bits of `finished`, then requests.
+// What the posters of one queue pair need besides its struct, in the block of structs: bits of `finished`, those of `marks`, then requests.
 // HAZARD: its depth is that of the ring which the device gave. Posters go round by that one, and the device may give more than it was asked for.
 struct pair_words {
+  uint64_t marks;
   uint64_t requests;
   uint64_t total;
   explicit pair_words(uint32_t depth) {
-    requests = (uint64_t{depth} + 63) / 64 * 8;
-    requests = (requests + line - 1) / line * line;
+    marks = ((uint64_t{depth} + 63) / 64 * 8 + line - 1) / line * line;
+    requests = 2 * marks;
     total = requests + uint64_t{depth} * sizeof(ep_efa_request);
   }
 };
@@ -110,6 +111,7 @@ result<nothing> queue_block::build_memory() {
     qp.doorbell = sq.doorbell;
     qp.cq = from.cq.buffer;
     qp.finished = words_at;
+    qp.marks = words_at + words.marks;
     qp.requests = words_at + words.requests;
     words_at += words.total;
     if (staged(from)) {

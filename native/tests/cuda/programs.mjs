@@ -39,6 +39,7 @@ export const programs = {
   dispatch_bench: { host: [], device: [...kernels, 'tests/cuda/dispatch_bench.cu'] },
   experts_bench: { host: [], device: [...kernels, 'tests/cuda/experts_bench.cu'] },
   post_bench: { host: [], device: ['tests/cuda/post_bench.cu'] },
+  put_bench: { host: [], device: ['tests/cuda/put_bench.cu'] },
 };
 
 const architectures = ['80', '90', '100'];

@@ -18,7 +18,7 @@ const tests = /** @type {const} */ ({
   moe_gpu_test: ['4'],
   group_gpu_test: [],
 });
-const benchmarks = /** @type {const} */ (['dispatch_bench', 'experts_bench', 'post_bench']);
+const benchmarks = /** @type {const} */ (['dispatch_bench', 'experts_bench', 'post_bench', 'put_bench']);
 const testNames = /** @type {readonly (keyof typeof tests)[]} */ (Object.keys(tests));
 const tools = ['memcheck', 'racecheck', 'synccheck'];
 /** What a tool makes a program end with that ended well but for what the tool has found. */

@@ -5,9 +5,16 @@
 
 namespace ep::test {
 
+/* By posters that take turns; the tests `efa_..._unordered_test` are the same by those that wait for none, as kernels of a GPU. */
+#ifndef EP_TEST_EFA_WAY
+#define EP_TEST_EFA_WAY 0u
+#endif
+constexpr uint32_t efa_test_way = EP_TEST_EFA_WAY;
+using our_gin = efa_gin<EP_EFA_SHARE_DEVICE | efa_test_way>;
+
 template <uint32_t Sharing> struct our_way_of {
   using options = gin_options;
-  static efa_gin<Sharing> gin(efa_world& world, int32_t rank) { return {world.at(rank).device}; }
+  static efa_gin<Sharing | efa_test_way> gin(efa_world& world, int32_t rank) { return {world.at(rank).device}; }
   static const ep_efa_memory& part(efa_world& world, int32_t rank) { return world.part(rank); }
 };
 

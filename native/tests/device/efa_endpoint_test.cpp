@@ -8,6 +8,8 @@ using namespace ep::test;
 
 namespace {
 
+using tested_endpoint = efa_endpoint_of<efa_test_way>;
+
 const uint64_t samples = seeds_of(60);
 
 struct endpoint_world {
@@ -47,7 +49,7 @@ struct endpoint_world {
     table ranges{};
     ep_memory_handle memory{};
   };
-  efa_endpoint endpoint(int32_t rank) const { return {ranks[static_cast<size_t>(rank)].memory}; }
+  tested_endpoint endpoint(int32_t rank) const { return {ranks[static_cast<size_t>(rank)].memory}; }
   efa_world world;
   std::vector<rank_state> ranks;
 };
@@ -88,7 +90,7 @@ void rows_of_every_form(uint64_t seed, uint32_t blocks, uint32_t sharing) {
   }
   uint64_t corrupt = 0;
   const simt_result outcome = all.world.run(shape(blocks, 8, 4), [&](efa_context& ctx, int32_t rank) {
-    const efa_endpoint endpoint = all.endpoint(rank);
+    const tested_endpoint endpoint = all.endpoint(rank);
     const block_coop<efa_context> coop{ctx};
     ep_kernel_status* status = &all.world.at(rank).status;
     bool ok = true;
@@ -136,10 +138,10 @@ bool t12_views_meet(uint64_t seed, bool apart) {
     const thread_coop<efa_context> coop{ctx};
     const ep_efa_memory& part = world.part(0);
     const uint64_t view = ctx.block() * 2 + ctx.lane();
-    if (rank == 1) return view != 0 || efa_gin<>{world.at(1).device}.wait_signal(ctx, coop, 0, 2 * rounds, nullptr);
-    const efa_gin<> first{world.at(0).device};
-    const efa_gin<> other{second};
-    const efa_endpoint endpoint = all.endpoint(0).with_key(0);
+    if (rank == 1) return view != 0 || our_gin{world.at(1).device}.wait_signal(ctx, coop, 0, 2 * rounds, nullptr);
+    const our_gin first{world.at(0).device};
+    const our_gin other{second};
+    const tested_endpoint endpoint = all.endpoint(0).with_key(0);
     bool ok = true;
     for (uint64_t i = 0; i < rounds && ok; ++i) {
       const uint64_t at = (view * rounds + i) * 24;
@@ -171,11 +173,11 @@ void additions_and_refusals() {
   const auto by_0 = [&](const auto& body) {
     return all.world.run(shape(1, 4, 4), [&](efa_context& ctx, int32_t rank) {
       const block_coop<efa_context> coop{ctx};
-      const efa_endpoint endpoint = all.endpoint(0);
+      const tested_endpoint endpoint = all.endpoint(0);
       return rank != 0 || (body(ctx, coop, endpoint) && endpoint.quiet_key(ctx, coop, &status));
     }).ok;
   };
-  EP_CHECK(by_0([&](efa_context& ctx, const auto& coop, const efa_endpoint& endpoint) {
+  EP_CHECK(by_0([&](efa_context& ctx, const auto& coop, const tested_endpoint& endpoint) {
     return endpoint.signal(ctx, coop, 1, 0, efa_max_add, &status) && endpoint.signal(ctx, coop, 0, 1, 1, &status) && endpoint.signal(ctx, coop, 1, 1, 0, &status) &&
            endpoint.put_rows(ctx, coop, 1, 0, all.world.data(0) + 2048, 8, 8, 1, false, EP_NO_SLOT, 0, &status);
   }));
@@ -189,8 +191,8 @@ void additions_and_refusals() {
     EP_CHECK_EQ(status.status, static_cast<uint32_t>(EP_STATUS_INVALID));
     EP_CHECK_EQ(status.stage, stage);
   };
-  refused(EP_STAGE_RANGE, [&](efa_context& ctx, const auto& coop, const efa_endpoint& endpoint) { return endpoint.signal(ctx, coop, 1, 0, efa_max_add + 1, &status); });
-  refused(EP_STAGE_SOURCE, [&](efa_context& ctx, const auto& coop, const efa_endpoint& endpoint) {
+  refused(EP_STAGE_RANGE, [&](efa_context& ctx, const auto& coop, const tested_endpoint& endpoint) { return endpoint.signal(ctx, coop, 1, 0, efa_max_add + 1, &status); });
+  refused(EP_STAGE_SOURCE, [&](efa_context& ctx, const auto& coop, const tested_endpoint& endpoint) {
     return endpoint.put_rows(ctx, coop, 1, 0, all.world.data(0) + 4090, 8, 8, 1, false, 0, 1, &status);
   });
   all.world.at(0).device.sharing = EP_EFA_SHARE_BLOCK;

@@ -89,7 +89,7 @@ void t18_statuses(uint64_t seed) {
   for (const uint32_t efa : {1u, 2u, 3u, 4u, 5u, 6u, 7u, 8u, 9u, 10u, 11u, 12u, 13u, 14u, 15u, 18u}) {
     efa_world world(seeded_world(seed));
     expect(world.at(0).nic->set_faults("fail status=" + std::to_string(efa) + " skip=1 count=1"));
-    const bool ok = by_rank_0(world, [&](efa_context& ctx, const efa_gin<>& gin, const thread_coop<efa_context>& coop) {
+    const bool ok = by_rank_0(world, [&](efa_context& ctx, const our_gin& gin, const thread_coop<efa_context>& coop) {
       const ep_efa_memory& part = world.part(0);
       for (uint64_t i = 0; i < 3; ++i) gin.put(ctx, coop, world.team(), 1, part, i * 64, part, 2048, 64, gin_signal_inc{0}, gin_no_action{}, {}, nullptr);
       return true;
@@ -106,7 +106,7 @@ void t18_statuses(uint64_t seed) {
     EP_CHECK_EQ(world.counted(0, 0).written_failed, 1u);
     // What comes after is refused at once, on the same record.
     world.at(0).status = {};
-    EP_CHECK(!by_rank_0(world, [&](efa_context& ctx, const efa_gin<>& gin, const thread_coop<efa_context>& coop) {
+    EP_CHECK(!by_rank_0(world, [&](efa_context& ctx, const our_gin& gin, const thread_coop<efa_context>& coop) {
       return gin.put_value(ctx, coop, world.team(), 1, world.part(0), 0, uint8_t{1}, gin_no_action{}, {}, &world.at(0).status);
     }));
     EP_CHECK_EQ(world.at(0).status.found & 0xff, efa);
@@ -117,7 +117,7 @@ void t18_statuses(uint64_t seed) {
 void t18_counter_wait(uint64_t seed) {
   efa_world world(seeded_world(seed));
   world.at(0).remotes[1].rkey ^= 0x100;
-  EP_CHECK(!by_rank_0(world, [&](efa_context& ctx, const efa_gin<>& gin, const thread_coop<efa_context>& coop) {
+  EP_CHECK(!by_rank_0(world, [&](efa_context& ctx, const our_gin& gin, const thread_coop<efa_context>& coop) {
     const ep_efa_memory& part = world.part(0);
     gin.put(ctx, coop, world.team(), 1, part, 0, part, 2048, 64, gin_no_action{}, gin_counter_inc{0}, {}, nullptr);
     return gin.wait_counter(ctx, coop, 0, 1, &world.at(0).status);

@@ -112,7 +112,7 @@ void t10_t11_t26_ids(uint64_t seed) {
   wanted.signals = 3;
   wanted.counters = 5;
   efa_world world(wanted);
-  EP_CHECK(by_rank_0(world, [&](efa_context& ctx, const efa_gin<>& gin, const thread_coop<efa_context>& coop) {
+  EP_CHECK(by_rank_0(world, [&](efa_context& ctx, const our_gin& gin, const thread_coop<efa_context>& coop) {
     const ep_efa_memory& part = world.part(0);
     return gin.put(ctx, coop, world.team(), 1, part, 0, part, 2048, 100, gin_signal_inc{2}, gin_counter_inc{0}, {}, nullptr) &&
            gin.put(ctx, coop, world.team(), 1, part, 0, part, 2048, 100, gin_no_action{}, gin_counter_inc{1}, {}, nullptr) &&
@@ -273,7 +273,7 @@ void gets(uint64_t seed) {
   wanted.max_message = 64;
   efa_world world(wanted);
   for (uint64_t i = 0; i < 200; ++i) world.data(1)[100 + i] = traffic_byte(3, i);
-  EP_CHECK(by_rank_0(world, [&](efa_context& ctx, const efa_gin<>& gin, const thread_coop<efa_context>& coop) {
+  EP_CHECK(by_rank_0(world, [&](efa_context& ctx, const our_gin& gin, const thread_coop<efa_context>& coop) {
     return gin.get(ctx, coop, world.team(), 1, world.part(0), 100, world.part(0), 1000, 200, aggregated<our_way>(seed % 2 == 0), nullptr);
   }));
   EP_CHECK(world.clean());
@@ -299,7 +299,7 @@ void refusals() {
   efa_world world(wanted);
   const auto refused = [&](uint64_t limit, uint64_t found, const auto& call) {
     world.at(0).status = {};
-    EP_CHECK(!by_rank_0(world, [&](efa_context& ctx, const efa_gin<>& gin, const thread_coop<efa_context>& coop) { return call(ctx, gin, coop); }));
+    EP_CHECK(!by_rank_0(world, [&](efa_context& ctx, const our_gin& gin, const thread_coop<efa_context>& coop) { return call(ctx, gin, coop); }));
     EP_CHECK_EQ(world.at(0).status.status, static_cast<uint32_t>(EP_STATUS_INVALID));
     EP_CHECK_EQ(world.at(0).status.stage, EP_STAGE_RANGE);
     EP_CHECK_EQ(world.at(0).status.expected, limit);
@@ -309,7 +309,7 @@ void refusals() {
   const ep_efa_memory& part = world.part(0);
   ep_kernel_status* status = &world.at(0).status;
   const auto put = [&](int32_t peer, uint64_t to, uint64_t from, uint64_t bytes) {
-    return [=, &world, &part](efa_context& ctx, const efa_gin<>& gin, const thread_coop<efa_context>& coop) {
+    return [=, &world, &part](efa_context& ctx, const our_gin& gin, const thread_coop<efa_context>& coop) {
       return gin.put(ctx, coop, world.team(), peer, part, to, part, from, bytes, gin_no_action{}, gin_no_action{}, {}, status);
     };
   };
@@ -319,37 +319,37 @@ void refusals() {
   refused(4088, 4089, put(1, 4089, 0, 8));
   refused(4088, UINT64_MAX, put(1, UINT64_MAX, 0, 8));
   refused(4088, 4090, put(1, 0, 4090, 8));
-  refused(0, 1, [&](efa_context& ctx, const efa_gin<>& gin, const thread_coop<efa_context>& coop) {
+  refused(0, 1, [&](efa_context& ctx, const our_gin& gin, const thread_coop<efa_context>& coop) {
     return gin.signal(ctx, coop, world.team(), 1, gin_signal_inc{0}, {}, status);
   });
-  refused(0, 4, [&](efa_context& ctx, const efa_gin<>& gin, const thread_coop<efa_context>& coop) {
+  refused(0, 4, [&](efa_context& ctx, const our_gin& gin, const thread_coop<efa_context>& coop) {
     return gin.put(ctx, coop, world.team(), 1, part, 0, part, 0, 8, gin_no_action{}, gin_counter_inc{3}, {}, status);
   });
-  refused(0, 0xffffffff, [&](efa_context& ctx, const efa_gin<>& gin, const thread_coop<efa_context>& coop) {
+  refused(0, 0xffffffff, [&](efa_context& ctx, const our_gin& gin, const thread_coop<efa_context>& coop) {
     return gin.signal(ctx, coop, world.team(), 1, gin_signal_inc{UINT32_MAX}, {}, status);
   });
-  refused(0, 0xffffffff, [&](efa_context& ctx, const efa_gin<>& gin, const thread_coop<efa_context>& coop) {
+  refused(0, 0xffffffff, [&](efa_context& ctx, const our_gin& gin, const thread_coop<efa_context>& coop) {
     return gin.put(ctx, coop, world.team(), 1, part, 0, part, 0, 8, gin_signal_add{UINT32_MAX, 2}, gin_no_action{}, {}, status);
   });
-  refused(0, 0xffffffff, [&](efa_context& ctx, const efa_gin<>& gin, const thread_coop<efa_context>& coop) {
+  refused(0, 0xffffffff, [&](efa_context& ctx, const our_gin& gin, const thread_coop<efa_context>& coop) {
     return gin.put(ctx, coop, world.team(), 1, part, 0, part, 0, 8, gin_no_action{}, gin_counter_inc{UINT32_MAX}, {}, status);
   });
   // Ids of one's own signals and counters.
   for (const uint32_t id : {0u, 7u, UINT32_MAX}) {
     const uint64_t found = id == UINT32_MAX ? id : id + 1;
-    refused(0, found, [&](efa_context& ctx, const efa_gin<>& gin, const thread_coop<efa_context>& coop) { return gin.wait_signal(ctx, coop, id, 0, status); });
-    refused(0, found, [&](efa_context& ctx, const efa_gin<>& gin, const thread_coop<efa_context>& coop) { return gin.wait_counter(ctx, coop, id, 0, status); });
-    refused(0, found, [&](efa_context& ctx, const efa_gin<>& gin, const thread_coop<efa_context>& coop) { return gin.reset_signal(ctx, coop, id, status); });
-    refused(0, found, [&](efa_context& ctx, const efa_gin<>& gin, const thread_coop<efa_context>& coop) { return gin.reset_counter(ctx, coop, id, status); });
-    refused(0, found, [&](efa_context& ctx, const efa_gin<>& gin, const thread_coop<efa_context>&) { return gin.read_signal(ctx, id, status) != 0; });
-    refused(0, found, [&](efa_context& ctx, const efa_gin<>& gin, const thread_coop<efa_context>&) { return gin.read_counter(ctx, id, status) != 0; });
-    refused(0, found, [&](efa_context& ctx, const efa_gin<>& gin, const thread_coop<efa_context>&) { return gin.signal_pointer(ctx, id, status).pointer != nullptr; });
-    refused(0, found, [&](efa_context& ctx, const efa_gin<>& gin, const thread_coop<efa_context>&) { return gin.counter_pointer(ctx, id, status).pointer != nullptr; });
+    refused(0, found, [&](efa_context& ctx, const our_gin& gin, const thread_coop<efa_context>& coop) { return gin.wait_signal(ctx, coop, id, 0, status); });
+    refused(0, found, [&](efa_context& ctx, const our_gin& gin, const thread_coop<efa_context>& coop) { return gin.wait_counter(ctx, coop, id, 0, status); });
+    refused(0, found, [&](efa_context& ctx, const our_gin& gin, const thread_coop<efa_context>& coop) { return gin.reset_signal(ctx, coop, id, status); });
+    refused(0, found, [&](efa_context& ctx, const our_gin& gin, const thread_coop<efa_context>& coop) { return gin.reset_counter(ctx, coop, id, status); });
+    refused(0, found, [&](efa_context& ctx, const our_gin& gin, const thread_coop<efa_context>&) { return gin.read_signal(ctx, id, status) != 0; });
+    refused(0, found, [&](efa_context& ctx, const our_gin& gin, const thread_coop<efa_context>&) { return gin.read_counter(ctx, id, status) != 0; });
+    refused(0, found, [&](efa_context& ctx, const our_gin& gin, const thread_coop<efa_context>&) { return gin.signal_pointer(ctx, id, status).pointer != nullptr; });
+    refused(0, found, [&](efa_context& ctx, const our_gin& gin, const thread_coop<efa_context>&) { return gin.counter_pointer(ctx, id, status).pointer != nullptr; });
   }
   // Teams that name no rank of the context, and one of nobody.
   const int32_t order[] = {0, 2, -1};
   const auto to_member = [&](int32_t member, int32_t size) {
-    return [=, &part, &order](efa_context& ctx, const efa_gin<>& gin, const thread_coop<efa_context>& coop) {
+    return [=, &part, &order](efa_context& ctx, const our_gin& gin, const thread_coop<efa_context>& coop) {
       return gin.put(ctx, coop, {order, size}, member, part, 0, part, 0, 8, gin_no_action{}, gin_no_action{}, {}, status);
     };
   };
@@ -360,7 +360,7 @@ void refusals() {
   // A context without signals and counters works.
   EP_CHECK(by_rank_0(world, put(1, 0, 2048, 8)));
   EP_CHECK_EQ(world.counted(1, 0).arrived, 1u);
-  const auto checked = [&] { return by_rank_0(world, [&](efa_context& ctx, const efa_gin<>& gin, const thread_coop<efa_context>&) { return gin.check(ctx, status); }); };
+  const auto checked = [&] { return by_rank_0(world, [&](efa_context& ctx, const our_gin& gin, const thread_coop<efa_context>&) { return gin.check(ctx, status); }); };
   EP_CHECK(checked());
   *status = {};
   world.at(0).device.header.abi_major = EP_ABI_MAJOR + 1;
@@ -376,7 +376,7 @@ void teams() {
   wanted.size = 3;
   efa_world world(wanted);
   const int32_t order[] = {2, 0};
-  EP_CHECK(by_rank_0(world, [&](efa_context& ctx, const efa_gin<>& gin, const thread_coop<efa_context>& coop) {
+  EP_CHECK(by_rank_0(world, [&](efa_context& ctx, const our_gin& gin, const thread_coop<efa_context>& coop) {
     return gin.put_value(ctx, coop, {order, 2}, 0, world.part(0), 8, uint64_t{5}, gin_signal_inc{0}, {}, nullptr) &&
            gin.put_value(ctx, coop, {order, 2}, 1, world.part(0), 8, uint64_t{6}, gin_signal_inc{0}, {}, nullptr);
   }));

@@ -256,7 +256,7 @@ void every_order() {
     const fast_context base{world.at(0).environment, 0, 1, nullptr};
     auto ctx = nic::efa::watched(base, world.steps, 1);
     const thread_coop<decltype(ctx)> coop{ctx};
-    const efa_gin<> gin{world.at(0).device};
+    const our_gin gin{world.at(0).device};
     const ep_efa_memory& part = world.part(0);
     EP_CHECK(gin.put(ctx, coop, world.team(), 1, part, 0, part, 32, 16, gin_signal_inc{0}, gin_no_action{}, aggregated<our_way>(true), nullptr));
     EP_CHECK(gin.put_value(ctx, coop, world.team(), 1, part, 16, uint64_t{7}, gin_no_action{}, {}, nullptr));
@@ -274,7 +274,7 @@ void every_order() {
       if (!landed) EP_CHECK(landed);
       if (word_at(world, 1, 16) != 7) ++signalled_first;
     }
-    if (gin.read_signal(ctx, 0) != 0 || efa_poll<EP_EFA_SHARE_DEVICE>(ctx, world.qp(0, 0)) != 2 || word_at(world, 1, 16) != 7) EP_CHECK(!"both puts are over");
+    if (gin.read_signal(ctx, 0) != 0 || efa_poll<EP_EFA_SHARE_DEVICE | efa_test_way>(ctx, world.qp(0, 0)) != 2 || word_at(world, 1, 16) != 7) EP_CHECK(!"both puts are over");
   }
   EP_CHECK(all.complete());
   EP_CHECK(signalled_first != 0);

@@ -71,6 +71,7 @@ class efa_world {
     std::vector<dl::efa_peer> peers;
     std::vector<ep_efa_qp> qps;
     std::vector<std::vector<uint64_t>> finished;
+    std::vector<std::vector<uint64_t>> marks;
     std::vector<std::vector<ep_efa_request>> requests;
     std::vector<ep_efa_target> targets;
     std::vector<ep_efa_count> signal_counts;
@@ -252,6 +253,7 @@ class efa_world {
       }
     }
     rank.finished.assign(count, std::vector<uint64_t>((options.depth + 63) / 64));
+    rank.marks = rank.finished;
     rank.requests.assign(count, std::vector<ep_efa_request>(options.depth));
     rank.qps.resize(count);
     for (uint32_t i = 0; i < count; ++i) {
@@ -265,6 +267,7 @@ class efa_world {
       qp.failed = address(&rank.counters[i].written_failed);
       qp.finished = address(rank.finished[i].data());
       qp.requests = address(rank.requests[i].data());
+      qp.marks = address(rank.marks[i].data());
       qp.targets = address(rank.targets.data());
       qp.values = options.inline_write ? 0 : address(rank.values + static_cast<uint64_t>(i) * options.depth);
       qp.values_lkey = rank.mr.lkey;

@@ -93,7 +93,7 @@ template <class Ctx, class Again> void rings(Ctx& ctx, ep_ibgda_qp& qp, const Ag
   for (;;) {
     const uint64_t held = words::set(ctx, &qp.ringer, 1);
     if ((held & 1) != 0) return;
-    const uint64_t end = ep::mlx5_marked_below<device>(ctx, qp, held / 2);
+    const uint64_t end = ep::mlx5_marks(qp).first_unmarked<device>(ctx, held / 2);
     if (end != held / 2) ep::mlx5_ring(ctx, qp, end);
     words::exchange(ctx, &qp.ringer, end * 2);
     if (!again(end)) return;
@@ -103,7 +103,7 @@ template <class Ctx, class Again> void rings(Ctx& ctx, ep_ibgda_qp& qp, const Ag
 // Leaves as ringer without looking again.
 struct leaves_at_once : right_steps {
   template <class Ctx> static void publish(Ctx& ctx, ep_ibgda_qp& qp, uint64_t first, uint32_t count) {
-    ep::mlx5_mark<device>(ctx, qp, first, count);
+    ep::mlx5_marks(qp).mark<device>(ctx, first, count);
     rings(ctx, qp, [](uint64_t) { return false; });
   }
 };
@@ -111,9 +111,9 @@ struct leaves_at_once : right_steps {
 // Leaves to the next one also what he waits for room behind.
 struct leaves_to_the_next : right_steps {
   template <class Ctx> static void publish(Ctx& ctx, ep_ibgda_qp& qp, uint64_t first, uint32_t count) {
-    ep::mlx5_mark<device>(ctx, qp, first, count);
+    ep::mlx5_marks(qp).mark<device>(ctx, first, count);
     rings(ctx, qp, [&](uint64_t end) {
-      const uint64_t marked = ep::mlx5_marked_below<device>(ctx, qp, end);
+      const uint64_t marked = ep::mlx5_marks(qp).first_unmarked<device>(ctx, end);
       return marked != end && words::load(ctx, &qp.taken) == marked;
     });
   }
@@ -122,7 +122,7 @@ struct leaves_to_the_next : right_steps {
 // Marks the first number first: somebody may ring for a part.
 struct marks_upwards : right_steps {
   template <class Ctx> static void publish(Ctx& ctx, ep_ibgda_qp& qp, uint64_t first, uint32_t count) {
-    for (uint32_t i = 0; i < count; ++i) ep::mlx5_mark<device>(ctx, qp, first + i, 1);
+    for (uint32_t i = 0; i < count; ++i) ep::mlx5_marks(qp).mark<device>(ctx, first + i, 1);
     ep::mlx5_ring_marked<device>(ctx, qp);
   }
 };
@@ -131,7 +131,7 @@ struct marks_upwards : right_steps {
 struct marks_first : right_steps {
   template <class Ctx> static uint64_t take(Ctx& ctx, ep_ibgda_qp& qp, uint32_t count) {
     const uint64_t first = right_steps::take(ctx, qp, count);
-    if (first != mlx5_refused) ep::mlx5_mark<device>(ctx, qp, first, count);
+    if (first != mlx5_refused) ep::mlx5_marks(qp).mark<device>(ctx, first, count);
     return first;
   }
   template <class Ctx> static void publish(Ctx& ctx, ep_ibgda_qp& qp, uint64_t, uint32_t) { ep::mlx5_ring_marked<device>(ctx, qp); }
@@ -140,7 +140,7 @@ struct marks_first : right_steps {
 // Sets marks where it should change them: from the second round on all look written, or none.
 struct sets_marks : right_steps {
   template <class Ctx> static void publish(Ctx& ctx, ep_ibgda_qp& qp, uint64_t first, uint32_t count) {
-    for (uint32_t i = count; i-- > 0;) words::set(ctx, ep::mlx5_marks_of(qp, (first + i) & (qp.depth - 1)), uint64_t{1} << (first + i) % qp.depth % 64);
+    for (uint32_t i = count; i-- > 0;) words::set(ctx, ep::mlx5_marks(qp).word_of(first + i), uint64_t{1} << (first + i) % qp.depth % 64);
     ep::mlx5_ring_marked<device>(ctx, qp);
   }
 };

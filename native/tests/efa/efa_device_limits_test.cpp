@@ -99,6 +99,7 @@ std::vector<bytes_range> written_by_posters(const ep::efa::rank_endpoints& endpo
     const auto at = reinterpret_cast<uint64_t>(&qp);
     all.push_back({at, at + sizeof qp});
     all.push_back({qp.finished, qp.finished + (uint64_t{qp.depth} + 63) / 64 * 8});
+    all.push_back({qp.marks, qp.marks + (uint64_t{qp.depth} + 63) / 64 * 8});
     all.push_back({qp.requests, qp.requests + uint64_t{qp.depth} * sizeof(ep_efa_request)});
     if (qp.values != 0) all.push_back({qp.values, qp.values + uint64_t{qp.depth} * 8});
   }

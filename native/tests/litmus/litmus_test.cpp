@@ -1,6 +1,6 @@
 // The key hand-offs under a model checker (relacy), because every CPU that the other tests run on is an x86, which hides most of what can go wrong.
 //
-// Checked as shipped, through the seam (seam.hpp): waiting.cpp, team.cpp, attention_dispatch.h, endpoint.h, mlx5_post.h, copy.h, order.h, the fast executor's
+// Checked as shipped, through the seam (seam.hpp): waiting.cpp, team.cpp, attention_dispatch.h, endpoint.h, mlx5_post.h, efa_post.h, copy.h, order.h, the fast executor's
 // context.
 // Modelled, because their words are members of std:: types that the seam does not reach: the stream's `depth` (case stream_depth).
 // Each case runs as it is, where no execution may fail, and with one thing broken, where the checker must find an execution that fails.
@@ -12,6 +12,7 @@
 
 #include "device/fast.hpp"
 #include "ep/device/attention_dispatch.h"
+#include "ep/device/efa_post.h"
 #include "ep/device/mlx5_post.h"
 #include "rank.hpp"
 #include "team.hpp"
@@ -331,6 +332,64 @@ template <class Post> struct posted_wqes : rl::test_suite<posted_wqes<Post>, 3> 
   }
 };
 
+// Two posters of a WQE each to an EFA, by marks: one's doorbell must come, the other one leaves its own to others, and is gone. Where the first finds that the number before its own is not
+// written, it leaves its doorbell to the other one and says so; the NIC waits for it. Broken 1: marks order nothing, neither made nor looked at. 2: the doorbell releases nothing. Only where
+// both must ring, 3: the ringer's word orders nothing.
+template <bool Both> struct left_doorbell : rl::test_suite<left_doorbell<Both>, 3> {
+  static constexpr uint64_t depth = 4;
+  static constexpr uint32_t way = EP_EFA_SHARE_DEVICE | ep::by_marks;
+  world world_;
+  alignas(64) uint64_t sq[depth * 8] = {};
+  ep_efa_request requests[depth] = {};
+  uint64_t marks = 0;
+  uint64_t awaited = 0; // 1 and the number of the first one's WQE
+  uint32_t doorbell = 0;
+  ep_efa_qp qp{};
+  left_doorbell() {
+    qp.sq = reinterpret_cast<uint64_t>(sq);
+    qp.doorbell = reinterpret_cast<uint64_t>(&doorbell);
+    qp.requests = reinterpret_cast<uint64_t>(requests);
+    qp.marks = reinterpret_cast<uint64_t>(&marks);
+    qp.depth = depth;
+    qp.wqe_bytes = 64;
+    qp.max_batch = depth;
+    for (const uint64_t* word : {&qp.taken, &qp.rung, &qp.ringer, &qp.left, &qp.prefix, &qp.broken, &marks, &awaited}) world_.declare_word(word);
+    world_.declare_word(&doorbell);
+    for (uint64_t slot = 0; slot < depth; ++slot) world_.declare_bytes(&sq[slot * 8]);
+    switch (broken) {
+      case 1: world_.broken = {{access::update, &marks}}; break;
+      case 2: world_.broken = {{access::store, &doorbell}}; break;
+      case 3: world_.broken = {{access::update, &qp.ringer}}; break;
+      default: break;
+    }
+  }
+
+  void thread(unsigned index) {
+    if (index == 2) return nic();
+    ep::kernel_environment environment;
+    ep::fast_context context{environment, 0, 1, nullptr};
+    ep::efa_taken taken;
+    check(ep::efa_take<way>(context, qp, 1, -1, &taken, nullptr), "no number");
+    if (index == 0) std::atomic_ref(awaited).store(taken.end, std::memory_order_relaxed);
+    ep::efa_write(context, qp, taken.first, [&](const ep::efa_writer<ep::fast_context>& writer) {
+      (*world_.bytes_at(reinterpret_cast<void*>(writer.wqe)))($) = writer.number + 100;
+      return ep_efa_request{};
+    });
+    check(ep::efa_publish<way>(context, qp, taken, {-1, !Both && index == 1}, nullptr), "a post failed");
+  }
+
+  void nic() {
+    uint64_t end = 0;
+    for (uint64_t needed = 0; needed == 0 || end < needed;) {
+      const uint64_t told = std::atomic_ref(doorbell).load(std::memory_order_acquire);
+      needed = std::atomic_ref(awaited).load(std::memory_order_relaxed);
+      check(told >= end, "the doorbell went back");
+      for (; end < told; ++end) check(world_.read_bytes(&sq[end % depth * 8]) == end + 100, "the WQE is another one");
+      if (needed == 0 || end < needed) litmus::wait_a_turn(litmus::where::current());
+    }
+  }
+};
+
 // Model of host_stream (core/stream.cpp): launch() counts `depth_` up, run() counts it down (acq_rel) after the task, depth() acquires. A thread that sees 0 may
 // touch what the task touched: JS then sends on its own thread (stream_wrap::dispatch). The queue itself is behind a mutex and not modelled.
 // Broken 1: counting down releases nothing. 2: depth() acquires nothing.
@@ -412,6 +471,8 @@ int main() {
   const std::vector<rl::test_result_e> unread = {rl::test_result_data_race, rl::test_result_user_assert_failed, rl::test_result_livelock, rl::test_result_deadlock};
   run<posted_wqes<ep::post_in_turn>>("WQEs posted in turn", 5, unread, 1); // with two switches all of 11 million executions are right, in 3 minutes
   run<posted_wqes<ep::post_by_ringer>>("WQEs posted by a ringer", 7, unread, 1);
+  run<left_doorbell<false>>("a doorbell left to another poster", 2, unread, 1);
+  run<left_doorbell<true>>("two doorbells", 3, unread, 1);
   run<stream_depth>("stream depth", 2, unordered);
   for (auto& context : ranks.contexts) context->leave(true);
   return failures == 0 ? 0 : 1;

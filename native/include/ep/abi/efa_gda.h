@@ -39,7 +39,8 @@ EP_STATIC_ASSERT(sizeof(ep_efa_request) == 16, "one store of a vector");
 
 /* A queue pair with its send queue, its completions, and the account that everyone who posts to it shares. Numbers of WQEs run from 0 and never wrap;
  * the NIC sees 16 bits of them in a doorbell and 31 in its counts. A poster takes numbers (`taken`), waits for room (`prefix`) and for the batch (`rung`),
- * writes WQEs, releases them itself, waits for its turn (`ready`), and rings or leaves that to a later one, or to a flush.
+ * writes WQEs, releases them itself, waits for its turn (`ready`), and rings or leaves that to a later one, or to a flush; or it marks them as written (`marks`), out of
+ * turn, and rings, or leaves that, for all that are. All posters of a queue pair do the same: on the host the former, on a GPU the latter.
  * HAZARD: a doorbell never goes back. With the turn and all below it rung, nobody else has anything to ring; otherwise `ringer` is to be held.
  * Room is a place whose own WQE has completed, not a number of completions: so request ids of 16 bits name one WQE, and a value that waits in `values` is
  * not overwritten before the NIC has read it, in whatever order completions come.
@@ -73,7 +74,8 @@ typedef struct ep_efa_qp {
   uint8_t pad1[56];
   uint64_t rung;           /* counter: WQEs that the last doorbell told of; belongs to whoever may ring */
   uint64_t ringer;         /* 1: somebody rings what was left unrung */
-  uint8_t pad2[48];
+  uint64_t left;           /* of posters out of turn: 1 and the number whose poster rings, when it has written, what a ringer has left in front of it; 0: none yet */
+  uint8_t pad2[40];
   uint64_t poller;         /* 1: somebody takes completions out of the CQ */
   uint64_t polled;         /* counter: completions taken out, in whatever order they came; belongs to the poller */
   uint64_t prefix;         /* counter: WQEs that have completed as have all before them: what room and a flush wait for */
@@ -87,7 +89,8 @@ typedef struct ep_efa_qp {
   int32_t peer;            /* rank that it was for */
   uint32_t slot;           /* of `targets` */
   uint64_t requests;       /* address of ep_efa_request[depth] */
-  uint8_t pad4[16];
+  uint64_t marks;          /* address of uint64_t[(depth + 63) / 64]: a bit for each slot, 0 before the first post: its last round that is written; of posters out of turn */
+  uint8_t pad4[8];
 } ep_efa_qp;
 EP_STATIC_ASSERT(sizeof(ep_efa_qp) == 448, "every group of counters has its cache line");
 

@@ -15,14 +15,14 @@ constexpr uint64_t efa_max_add = 64; /* each one of an addition is a WQE */
  * a visible signal means that this put has landed, and says nothing of others ('bundled' order). A put that takes several WRITEs waits for all but the last
  * before it posts that one, with the signal. `add` is at most efa_max_add; adding N is N arrivals.
  * The word of a signal is brought up to date by whoever waits on the host (core/efa), for the NIC's count is not that word. The key is the block's number,
- * unless the endpoint was given another: it chooses among the queue pairs, which any of them could post to any peer with. */
-struct efa_endpoint {
+ * unless the endpoint was given another: it chooses among the queue pairs, which any of them could post to any peer with. `Way`: 0, or by_marks (posters.h). */
+template <uint32_t Way> struct efa_endpoint_of {
   static constexpr uint64_t max_add = efa_max_add;
   const ep_memory_handle& memory;
   uint32_t given_key = UINT32_MAX;
 
   /* HAZARD: only with EP_EFA_SHARE_DEVICE may blocks meet on one key. */
-  EP_HD efa_endpoint with_key(uint32_t key) const { return {memory, key}; }
+  EP_HD efa_endpoint_of with_key(uint32_t key) const { return {memory, key}; }
   template <class Ctx> EP_HD uint32_t key(const Ctx& ctx) const { return given_key != UINT32_MAX ? given_key : ctx.block(); }
 
   EP_HD const ep_efa_memory& route() const { return *reinterpret_cast<const ep_efa_memory*>(memory.proxy); }
@@ -77,7 +77,7 @@ struct efa_endpoint {
 
   template <class Ctx> EP_HD bool quiet_qp(Ctx& ctx, ep_efa_qp& qp, ep_kernel_status* status) const {
     const bool alone = device().sharing == EP_EFA_SHARE_THREAD;
-    const bool ok = alone ? efa_quiet<EP_EFA_SHARE_THREAD>(ctx, qp, status) : efa_quiet<EP_EFA_SHARE_DEVICE>(ctx, qp, status);
+    const bool ok = alone ? efa_quiet<EP_EFA_SHARE_THREAD | Way>(ctx, qp, status) : efa_quiet<EP_EFA_SHARE_DEVICE | Way>(ctx, qp, status);
     if (!ok) efa_note_broken(ctx, device(), qp);
     return ok;
   }
@@ -135,9 +135,9 @@ struct efa_endpoint {
   template <class Ctx, class Group, class Build>
   EP_HD bool post(Ctx& ctx, const Group& group, ep_efa_qp& qp, uint64_t count, const Build& build, int32_t peer, bool awaited, ep_kernel_status* status) const {
     switch (device().sharing) {
-      case EP_EFA_SHARE_THREAD: return post_as<EP_EFA_SHARE_THREAD>(ctx, group, qp, count, build, peer, awaited, status);
-      case EP_EFA_SHARE_BLOCK: return post_as<EP_EFA_SHARE_BLOCK>(ctx, group, qp, count, build, peer, awaited, status);
-      default: return post_as<EP_EFA_SHARE_DEVICE>(ctx, group, qp, count, build, peer, awaited, status);
+      case EP_EFA_SHARE_THREAD: return post_as<EP_EFA_SHARE_THREAD | Way>(ctx, group, qp, count, build, peer, awaited, status);
+      case EP_EFA_SHARE_BLOCK: return post_as<EP_EFA_SHARE_BLOCK | Way>(ctx, group, qp, count, build, peer, awaited, status);
+      default: return post_as<EP_EFA_SHARE_DEVICE | Way>(ctx, group, qp, count, build, peer, awaited, status);
     }
   }
 
@@ -171,6 +171,8 @@ struct efa_endpoint {
     return {scratch.address, peer, static_cast<uint32_t>(slot)};
   }
 };
+
+using efa_endpoint = efa_endpoint_of<0>;
 
 EP_MACHINE_END
 

@@ -93,7 +93,7 @@ template <uint32_t Sharing = EP_EFA_SHARE_DEVICE> struct efa_gin {
   template <class Ctx, class Coop> EP_HD bool flush(Ctx& ctx, const Coop& coop, ep_kernel_status* status) const {
     coop.sync();
     bool ok = true;
-    const bool alone = Sharing == EP_EFA_SHARE_THREAD; /* one lane's words */
+    const bool alone = poster_words<Sharing>::alone; /* one lane's words */
     const uint32_t step = alone ? 1 : coop.lanes();
     for (uint32_t i = coop.lane(); i < device.qp_count && ok && (!alone || coop.lane() == 0); i += step) {
       ok = efa_quiet<Sharing>(ctx, qp(i), status);

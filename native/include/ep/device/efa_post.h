@@ -8,15 +8,62 @@
  * when it has the turn; nobody else will.
  *
  * Who may ring: whoever has the turn (`ready` is its number) and finds all WQEs below rung, for then nobody else has any to ring; and whoever holds `ringer`,
- * up to the turn. So what rings nothing, or rings at once, takes a number and needs no other locked operation. */
+ * up to the turn. So what rings nothing, or rings at once, takes a number and needs no other locked operation.
+ *
+ * With `by_marks` in `Sharing` there are no turns: a post marks what it has written, in any order, and whoever holds `ringer` rings for all up to the first number that is not marked.
+ * Kernels of a GPU do so, where a turn is passed on in some microseconds, whatever number of blocks waits for it. */
 #ifndef EP_DEVICE_EFA_POST_H
 #define EP_DEVICE_EFA_POST_H
 
 #include "efa_queue.h"
+#include "marks.h"
 
 EP_MACHINE_BEGIN
 
 constexpr uint64_t efa_refused = UINT64_MAX;
+
+/* How posters that share so post on this machine. */
+#if defined(__CUDACC__)
+template <uint32_t Sharing> constexpr uint32_t efa_way = Sharing | by_marks;
+#else
+template <uint32_t Sharing> constexpr uint32_t efa_way = Sharing;
+#endif
+template <uint32_t Sharing> constexpr bool efa_in_turn = (Sharing & by_marks) == 0;
+
+EP_HD slot_marks efa_marks(const ep_efa_qp& qp) { return {reinterpret_cast<uint64_t*>(qp.marks), qp.depth}; }
+
+/* Whether something seems to be marked that nobody rings for. Orders nothing, so that a GPU loads all of it at once. */
+template <class Ctx> EP_HD bool efa_is_left(Ctx& ctx, ep_efa_qp& qp) {
+  const uint64_t ringer = load_relaxed(ctx, &qp.ringer);
+  return efa_marks(qp).seems_marked(ctx, load_relaxed(ctx, &qp.rung)) && ringer == 0;
+}
+
+/* Rings for all that is marked, unless somebody else will. By whoever has marked some, or waits for some. */
+template <uint32_t Sharing, class Ctx> EP_HD_SELDOM void efa_ring_marked(Ctx& ctx, ep_efa_qp& qp) {
+  using words = poster_words<Sharing>;
+  const slot_marks marks = efa_marks(qp);
+  if constexpr (words::alone) {
+    const uint64_t end = marks.template first_unmarked<Sharing>(ctx, qp.rung);
+    if (end != qp.rung) efa_tell(ctx, qp, end);
+  } else {
+    /* Whoever finds the flag taken leaves: its holder drops it by an exchange that sees this one, and then looks at the marks again. */
+    while (words::flag_take(ctx, &qp.ringer)) {
+      const uint64_t rung = words::load(ctx, &qp.rung);
+      const uint64_t end = marks.template first_unmarked<Sharing>(ctx, rung);
+      if (end != rung) efa_tell(ctx, qp, end);
+      words::flag_drop(ctx, &qp.ringer);
+      const uint64_t marked = marks.template first_unmarked<Sharing>(ctx, end);
+      if (words::load(ctx, &qp.taken) == marked) {
+        if (marked == end) return;
+        continue;
+      }
+      /* What is marked before that number, or behind it, is left to whoever has taken it and has not marked it: he sees so behind his mark, or by then has made it. While he waits for room he
+       * rings anyway. */
+      words::raise(ctx, &qp.left, marked + 1);
+      if (!marks.template is_marked<Sharing>(ctx, marked)) return;
+    }
+  }
+}
 
 /* Rings what is published and not rung, unless somebody else is about to; false: there is nothing to do, or it is left to him.
  * HAZARD: `rung` is loaded behind `ready`. Less than a turn that had come before, it stays so until `ringer` is held; loaded first, it may be old, and whoever has
@@ -31,18 +78,22 @@ template <uint32_t Sharing, class Ctx> EP_HD_SELDOM bool efa_ring_left(Ctx& ctx,
   return left;
 }
 
-/* Whether numbers first to first + count - 1 may be written, or something can be done about it. */
-struct efa_room_look {
+/* Whether numbers first to first + count - 1 may be written, or something can be done about it. Orders nothing: whoever has waited looks again. */
+template <uint32_t Sharing> struct efa_room_look {
   ep_efa_qp& qp;
   uint64_t first;
   uint32_t count;
   EP_HD bool operator()(uint64_t* found) const {
     no_point here;
-    *found = load_acquire(here, &qp.prefix);
-    if (load_acquire(here, &qp.broken) != EP_EFA_SOUND) return true;
+    *found = load_relaxed(here, &qp.prefix);
+    const uint64_t broken = load_relaxed(here, &qp.broken);
+    const uint64_t rung = load_relaxed(here, &qp.rung);
+    if (broken != EP_EFA_SOUND) return true;
     const bool room = first + count <= *found + qp.depth;
-    if (room && first + count <= load_acquire(here, &qp.rung) + qp.max_batch) return true;
-    return (!room && efa_has_completion(qp)) || (load_acquire(here, &qp.ready) == first && load_acquire(here, &qp.rung) < first && load_acquire(here, &qp.ringer) == 0);
+    if (room && first + count <= rung + qp.max_batch) return true;
+    if (!room && efa_has_completion(qp)) return true;
+    if constexpr (!efa_in_turn<Sharing>) return efa_is_left(here, qp);
+    return (load_acquire(here, &qp.ready) == first && load_acquire(here, &qp.rung) < first && load_acquire(here, &qp.ringer) == 0);
   }
 };
 
@@ -54,8 +105,15 @@ EP_HD_SELDOM bool efa_wait_room(Ctx& ctx, ep_efa_qp& qp, uint64_t first, uint32_
     const bool room = first + count <= words::load(ctx, &qp.prefix) + qp.depth || first + count <= efa_poll<Sharing>(ctx, qp) + qp.depth;
     if (room && first + count <= words::load(ctx, &qp.rung) + qp.max_batch) return true;
     if (efa_state(ctx, qp) != EP_EFA_SOUND) return efa_report(ctx, qp, status);
-    if (words::load(ctx, &qp.ready) == first && efa_ring_left<Sharing>(ctx, qp)) continue;
-    if (!ctx.wait_for(efa_room_look{qp, first, count}, first + count - qp.depth, peer, EP_STAGE_ROOM, status)) {
+    if constexpr (!efa_in_turn<Sharing>) {
+      if (efa_is_left(ctx, qp)) {
+        efa_ring_marked<Sharing>(ctx, qp);
+        continue;
+      }
+    } else if (words::load(ctx, &qp.ready) == first && efa_ring_left<Sharing>(ctx, qp)) {
+      continue;
+    }
+    if (!ctx.wait_for(efa_room_look<Sharing>{qp, first, count}, first + count - qp.depth, peer, EP_STAGE_ROOM, status)) {
       efa_break(ctx, qp, EP_STATUS_CLOSED, EP_EFA_STATUS_OK, first);
       return false;
     }
@@ -139,10 +197,21 @@ template <class Ctx, class Build> EP_HD_SMALL void efa_write(Ctx& ctx, ep_efa_qp
   reinterpret_cast<ep_efa_request*>(qp.requests)[slot] = build(writer);
 }
 
-/* Waits for the turn of what was taken and written, rings or leaves that to others, and passes the turn on. */
+/* Waits for the turn of what was taken and written, rings or leaves that to others, and passes the turn on; or, out of turn, marks it and rings or leaves that. */
 template <uint32_t Sharing, class Ctx>
 EP_HD_SMALL bool efa_publish(Ctx& ctx, ep_efa_qp& qp, const efa_taken& taken, const efa_post_options& options, ep_kernel_status* status) {
   using words = poster_words<Sharing>;
+  if constexpr (!efa_in_turn<Sharing>) {
+    register_fence(ctx); /* before others may ring for what this lane has written */
+    efa_marks(qp).template mark<Sharing>(ctx, taken.first, static_cast<uint32_t>(taken.end - taken.first));
+    const bool leaves = options.deferred && (taken.end - taken.rung < qp.max_batch || taken.end - words::load(ctx, &qp.rung) < qp.max_batch);
+    if constexpr (words::alone) {
+      if (!leaves) efa_tell(ctx, qp, taken.end);
+    } else if (!leaves || words::load(ctx, &qp.left) == taken.first + 1) {
+      efa_ring_marked<Sharing>(ctx, qp);
+    }
+    return true;
+  }
   if (words::load(ctx, &qp.ready) != taken.first && !efa_wait_turn<Sharing>(ctx, qp, taken.first, options.peer, status)) [[unlikely]] return false;
   if (options.deferred && (taken.end - taken.rung < qp.max_batch || taken.end - words::load(ctx, &qp.rung) < qp.max_batch)) {
     register_fence(ctx);
@@ -158,10 +227,11 @@ EP_HD_SMALL bool efa_publish(Ctx& ctx, ep_efa_qp& qp, const efa_taken& taken, co
 /* What nearly every call of the facade comes to: one WQE by one lane, without a loop. build(writer) writes it and returns its ep_efa_request. */
 template <uint32_t Sharing, class Ctx, class Build>
 EP_HD_SMALL bool efa_post_one(Ctx& ctx, ep_efa_qp& qp, const Build& build, const efa_post_options& options, ep_kernel_status* status) {
+  constexpr uint32_t way = efa_way<Sharing>;
   efa_taken taken;
-  if (!efa_take<Sharing>(ctx, qp, 1, options.peer, &taken, status)) [[unlikely]] return false;
+  if (!efa_take<way>(ctx, qp, 1, options.peer, &taken, status)) [[unlikely]] return false;
   efa_write(ctx, qp, taken.first, build);
-  return efa_publish<Sharing>(ctx, qp, taken, options, status);
+  return efa_publish<way>(ctx, qp, taken, options, status);
 }
 
 /* One batch: at most max_batch WQEs, and depth. The number behind the last one, or efa_refused, on every lane.
@@ -192,35 +262,44 @@ EP_HD uint64_t efa_post(Ctx& ctx, const Group& group, ep_efa_qp& qp, uint64_t co
   for (uint64_t done = 0; done < count; done += most) {
     const auto batch = static_cast<uint32_t>(count - done < most ? count - done : most);
     const auto part = [&](uint32_t i, const efa_writer<Ctx>& writer) { return build(done + i, writer); };
-    end = efa_post_batch<Sharing>(ctx, group, qp, batch, part, options, status);
+    end = efa_post_batch<efa_way<Sharing>>(ctx, group, qp, batch, part, options, status);
     if (end == efa_refused) return end;
   }
   return end;
 }
 
-struct efa_tail_look {
+template <uint32_t Sharing> struct efa_tail_look {
   ep_efa_qp& qp;
   uint64_t needed;
   EP_HD bool operator()(uint64_t* found) const {
     no_point here;
     *found = load_acquire(here, &qp.rung);
-    return *found >= needed || load_acquire(here, &qp.ringer) == 0 || load_acquire(here, &qp.broken) != EP_EFA_SOUND;
+    if (*found >= needed || load_acquire(here, &qp.broken) != EP_EFA_SOUND) return true;
+    if constexpr (!efa_in_turn<Sharing>) return efa_is_left(here, qp);
+    return load_acquire(here, &qp.ringer) == 0;
   }
 };
 
-/* Rings what was left, at least below `needed`, which has been published. */
+/* Rings what was left, at least below `needed`, which has been published, or, out of turn, taken. */
 template <uint32_t Sharing, class Ctx> EP_HD bool efa_ring_tail(Ctx& ctx, ep_efa_qp& qp, uint64_t needed, ep_kernel_status* status) {
   for (;;) {
     if (poster_words<Sharing>::load(ctx, &qp.rung) >= needed) return true;
     if (efa_state(ctx, qp) != EP_EFA_SOUND) return efa_report(ctx, qp, status);
-    if (!efa_ring_left<Sharing>(ctx, qp) && !ctx.wait_for(efa_tail_look{qp, needed}, needed, -1, EP_STAGE_TURN, status)) return false;
+    if constexpr (!efa_in_turn<Sharing>) {
+      efa_ring_marked<Sharing>(ctx, qp);
+      if (poster_words<Sharing>::load(ctx, &qp.rung) >= needed) return true;
+      if (!ctx.wait_for(efa_tail_look<Sharing>{qp, needed}, needed, -1, EP_STAGE_TURN, status)) return false;
+    } else if (!efa_ring_left<Sharing>(ctx, qp) && !ctx.wait_for(efa_tail_look<Sharing>{qp, needed}, needed, -1, EP_STAGE_TURN, status)) {
+      return false;
+    }
   }
 }
 
-/* Rings what was left of the WQEs that are published now and waits until all of them have completed. Others go on posting meanwhile. */
+/* Rings what was left of the WQEs that are published now (out of turn: that have been begun) and waits until all of them have completed. Others go on posting meanwhile. */
 template <uint32_t Sharing, class Ctx> EP_HD bool efa_quiet(Ctx& ctx, ep_efa_qp& qp, ep_kernel_status* status) {
-  const uint64_t posted = poster_words<Sharing>::load(ctx, &qp.ready);
-  return efa_ring_tail<Sharing>(ctx, qp, posted, status) && efa_wait_done<Sharing>(ctx, qp, posted, -1, status);
+  constexpr uint32_t way = efa_way<Sharing>;
+  const uint64_t posted = poster_words<way>::load(ctx, efa_in_turn<way> ? &qp.ready : &qp.taken);
+  return efa_ring_tail<way>(ctx, qp, posted, status) && efa_wait_done<way>(ctx, qp, posted, -1, status);
 }
 
 EP_MACHINE_END

@@ -176,17 +176,24 @@ EP_HD bool efa_wait_done(Ctx& ctx, ep_efa_qp& qp, uint64_t needed, int32_t peer,
   }
 }
 
-/* Tells the NIC of all WQEs below `producer`. By whoever may ring (efa_post.h): a doorbell never goes back.
+/* Tells the NIC of all WQEs below `producer`, each of which its writer has fenced. By whoever may ring (efa_post.h): a doorbell never goes back. */
+template <class Ctx> EP_HD_SMALL void efa_tell(Ctx& ctx, ep_efa_qp& qp, uint64_t producer) {
+  register_store(ctx, qp.doorbell, static_cast<uint32_t>(producer));
+  if (qp.nic_wake != 0) {
+    register_fence(ctx);
+    fence_system(ctx); /* the NIC's half of the eventcount: ring before looking for sleepers */
+    ctx.wake(qp.nic_wake);
+    store_release(ctx, &qp.rung, producer);
+  } else {
+    register_publish(ctx, &qp.rung, producer);
+  }
+}
+
+/* The same behind what this lane has written.
  * HAZARD: the fence orders what this lane has written and what it has seen of others; a lane that wrote WQEs has fenced them itself (registers.h). */
 template <class Ctx> EP_HD_SMALL void efa_ring(Ctx& ctx, ep_efa_qp& qp, uint64_t producer) {
   register_fence(ctx);
-  register_store(ctx, qp.doorbell, static_cast<uint32_t>(producer));
-  register_fence(ctx);
-  if (qp.nic_wake != 0) {
-    fence_system(ctx); /* the NIC's half of the eventcount: ring before looking for sleepers */
-    ctx.wake(qp.nic_wake);
-  }
-  store_release(ctx, &qp.rung, producer);
+  efa_tell(ctx, qp, producer);
 }
 
 EP_MACHINE_END

@@ -10,6 +10,7 @@
 #ifndef EP_DEVICE_MLX5_POST_H
 #define EP_DEVICE_MLX5_POST_H
 
+#include "marks.h"
 #include "mlx5_queue.h"
 
 EP_MACHINE_BEGIN
@@ -88,33 +89,7 @@ struct post_in_turn {
   }
 };
 
-/* Marks: which WQEs are written, where posters wait for no turn. One bit of each slot, which changes with each round of the ring: so nobody clears any. */
-EP_HD uint64_t* mlx5_marks_of(const ep_ibgda_qp& qp, uint32_t slot) { return reinterpret_cast<uint64_t*>(qp.marks) + slot / 64; }
-
-/* HAZARD: a post is rung for as a whole (mlx5_wqe.h says why), so its first number is marked last. */
-template <uint32_t Sharing, class Ctx> EP_HD_SMALL void mlx5_mark(Ctx& ctx, ep_ibgda_qp& qp, uint64_t first, uint32_t count) {
-  for (uint64_t end = first + count; end != first;) {
-    const uint32_t last = static_cast<uint32_t>(end - 1) & (qp.depth - 1);
-    const uint32_t below = last % 64 + 1; /* bits of the word up to that one */
-    const uint32_t bits = end - first < below ? static_cast<uint32_t>(end - first) : below;
-    poster_words<Sharing>::flip(ctx, mlx5_marks_of(qp, last), ~uint64_t{0} >> (64 - bits) << (below - bits));
-    end -= bits;
-  }
-}
-
-/* The first number from `from` on that is not marked, where all below `from` have been rung for. HAZARD: marks of the next round would look like none; nobody
- * has room for that one before this number has completed. */
-template <uint32_t Sharing, class Ctx> EP_HD_SMALL uint64_t mlx5_marked_below(Ctx& ctx, ep_ibgda_qp& qp, uint64_t from) {
-  for (;;) {
-    const uint32_t slot = static_cast<uint32_t>(from) & (qp.depth - 1);
-    const uint64_t marked = (from & qp.depth) != 0 ? 0 : ~uint64_t{0};
-    const uint64_t missing = (poster_words<Sharing>::load(ctx, mlx5_marks_of(qp, slot)) ^ marked) >> slot % 64;
-    const uint32_t slots = (qp.depth < 64 ? qp.depth : 64) - slot % 64;
-    const uint32_t found = missing == 0 ? slots : lowest_bit(missing);
-    if (found < slots) return from + found;
-    from += slots;
-  }
-}
+EP_HD slot_marks mlx5_marks(const ep_ibgda_qp& qp) { return {reinterpret_cast<uint64_t*>(qp.marks), qp.depth}; }
 
 /* Rings for all up to the first number that is not marked, unless somebody else will. By whoever has marked some. */
 template <uint32_t Sharing, class Ctx> EP_HD void mlx5_ring_marked(Ctx& ctx, ep_ibgda_qp& qp) {
@@ -124,10 +99,10 @@ template <uint32_t Sharing, class Ctx> EP_HD void mlx5_ring_marked(Ctx& ctx, ep_
     const uint64_t held = words::set(ctx, &qp.ringer, 1);
     if ((held & 1) != 0) return;
     const uint64_t rung = held / 2;
-    const uint64_t end = mlx5_marked_below<Sharing>(ctx, qp, rung);
+    const uint64_t end = mlx5_marks(qp).template first_unmarked<Sharing>(ctx, rung);
     if (end != rung) mlx5_ring(ctx, qp, end);
     words::exchange(ctx, &qp.ringer, end * 2);
-    const uint64_t marked = mlx5_marked_below<Sharing>(ctx, qp, end);
+    const uint64_t marked = mlx5_marks(qp).template first_unmarked<Sharing>(ctx, end);
     if (marked == end) return;
     /* Whoever took that number has not marked it, and comes here when he has. HAZARD: not if he waits for room that the next doorbell makes. */
     const uint64_t taken = words::load(ctx, &qp.taken);
@@ -154,7 +129,7 @@ struct post_by_ringer {
       if (first == mlx5_refused) return first;
       mlx5_build(ctx, group, qp, first, count, build);
       if (group.lane() == 0) {
-        mlx5_mark<Sharing>(ctx, qp, first, count);
+        mlx5_marks(qp).template mark<Sharing>(ctx, first, count);
         mlx5_ring_marked<Sharing>(ctx, qp);
       }
       return first;

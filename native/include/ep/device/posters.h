@@ -16,14 +16,18 @@ EP_HD_SMALL uint32_t lowest_bit(uint64_t word) {
 #endif
 }
 
+/* With a way of sharing (EP_IBGDA_SHARE_*): posters wait for no turn (marks.h). */
+constexpr uint32_t by_marks = 4;
+
 /* Words that only the posters of a queue pair write, with the scope of their sharing. */
 template <uint32_t Sharing> struct poster_words {
+  static constexpr uint32_t shared_by = Sharing & ~by_marks;
 #if defined(__CUDACC__)
-  using ref = cuda::atomic_ref<uint64_t, Sharing == EP_IBGDA_SHARE_DEVICE ? cuda::thread_scope_device : cuda::thread_scope_block>;
+  using ref = cuda::atomic_ref<uint64_t, shared_by == EP_IBGDA_SHARE_DEVICE ? cuda::thread_scope_device : cuda::thread_scope_block>;
 #else
   using ref = std::atomic_ref<uint64_t>;
 #endif
-  static constexpr bool alone = Sharing == EP_IBGDA_SHARE_THREAD;
+  static constexpr bool alone = shared_by == EP_IBGDA_SHARE_THREAD;
 
   template <class Ctx> EP_HD static uint64_t load(Ctx& ctx, uint64_t* word) {
     ctx.point();
@@ -54,13 +58,16 @@ template <uint32_t Sharing> struct poster_words {
       while (found < value && !ref(*word).compare_exchange_weak(found, value, detail::release)) {}
     }
   }
-  /* Changes bits that nobody else changes at the time. */
+  /* Changes bits that nobody else changes at the time. Who had looked at them by `set`, and found them unchanged, has said before what is read behind this. */
   template <class Ctx> EP_HD static void flip(Ctx& ctx, uint64_t* word, uint64_t bits) {
-    static_assert(!alone);
     ctx.point();
-    ref(*word).fetch_xor(bits, detail::release);
+    if constexpr (alone) {
+      ref(*word).store(ref(*word).load(detail::relaxed) ^ bits, detail::relaxed);
+    } else {
+      ref(*word).fetch_xor(bits, detail::acq_rel);
+    }
   }
-  /* Sets bits; what the word was. */
+  /* Sets bits, or none; what the word was. */
   template <class Ctx> EP_HD static uint64_t set(Ctx& ctx, uint64_t* word, uint64_t bits) {
     static_assert(!alone);
     ctx.point();

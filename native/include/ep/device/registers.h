@@ -44,6 +44,14 @@ template <class Ctx> EP_HD void register_fence(Ctx& ctx) {
   }
 }
 
+/* Stores a word that is seen behind all that this lane has stored to the device. */
+template <class Ctx> EP_HD void register_publish(Ctx& ctx, uint64_t* word, uint64_t value) {
+#if !defined(__CUDACC__)
+  register_fence(ctx); /* a GPU's release of system scope waits for them by itself */
+#endif
+  store_release(ctx, word, value);
+}
+
 EP_MACHINE_END
 
 #endif

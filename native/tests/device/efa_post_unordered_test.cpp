@@ -1,0 +1,3 @@
+// efa_post_test.cpp by posters that wait for no turn.
+#define EP_TEST_EFA_WAY ep::by_marks
+#include "efa_post_test.cpp"
