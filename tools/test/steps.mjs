@@ -201,7 +201,12 @@ export function stepTable() {
     ...suites('test:ci', ['ci'], 15),
     ...ctestPreset('release', ciLanes, 15, { build: 6, tests: 4 }),
     // The device code over the software EFA, under ten times and more the seeds that it has elsewhere.
-    longer('efa for 1000 seeds', 'EP_TEST_SEEDS=1000', '^efa_(gin|gin_failures|post|endpoint|pr|naive)(_unordered)?_test$', 20),
+    longer(
+      'efa for 1000 seeds',
+      'EP_TEST_SEEDS=1000',
+      '^efa_(gin|gin_failures|post|endpoint|pr|naive)(_unordered)?_test$',
+      20,
+    ),
     // What software NICs are told by posters, by commands and by their peers on a network: as much as ends within a test's 300 s on a busy machine, too.
     longer('fuzz of C++', 'EP_FUZZ_RUNS=500000', '^(nic_fuzz|net_talk|net_wire|net_efa)_test$', 20),
     beside({
