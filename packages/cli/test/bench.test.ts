@@ -472,7 +472,7 @@ describe('ep bench', () => {
     expect(nonsense.code).toBe(2);
     expect(nonsense.stderr).toContain('expected bytes, for example 8, 16KB or 64MB');
     const unknown = await runEp(['bench', 'collectives', '--quick', '--ops', 'all-red']);
-    expect(unknown.code).toBe(1);
+    expect(unknown.code).toBe(2);
     expect(unknown.stderr).toContain('all-reduce, broadcast, all-gather, reduce-scatter, all-to-all, barrier');
     const odd = await runEp(['bench', 'collectives', '--quick', '--ranks', '3']);
     expect(odd.stderr).toContain('ranks must be a power of two from 2 to 16, got 3');

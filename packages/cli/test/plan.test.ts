@@ -126,7 +126,6 @@ describe('ep plan', () => {
     ],
     ['j.json', '{"documents": [], "ranks": 1}', /documents must be a list with at least one document/],
     ['k.json', '{"documents": [1], "rank": 1}', /field must be one of documents, ranks, .* found "rank"/],
-    ['l.json', '{"documents": [1]}', /the number of ranks is not given: use --ranks N/],
     [
       'm.json',
       '{"documents": [10, 10], "ranks": 2, "budget": [10, 9]}',
@@ -139,6 +138,12 @@ describe('ep plan', () => {
     ['r.csv', 'name,tokens\n', /r\.csv: the file must be at least one line name,tokens/],
     ['s.txt', '1', /s\.txt: the file name must be one that ends in \.json or \.csv, found "\.txt"/],
   ];
+  it('takes a file without a number of ranks for a command line that lacks one', async () => {
+    const { code, stdout, stderr } = await runEp(['plan', file('l.json', '{"documents": [1]}')]);
+    expect({ code, stdout }).toEqual({ code: 2, stdout: '' });
+    expect(stderr).toMatch(/l\.json: the number of ranks is not given: use --ranks N/);
+  });
+
   for (const [name, text, message] of bad) {
     it(`refuses ${name} and says where`, async () => {
       const path = name.startsWith('missing') ? join(folder, name) : file(name, text);

@@ -58,6 +58,8 @@ export interface Bench {
   readonly name: string;
   /** None unless given. */
   readonly filters?: readonly BenchFilter[];
+  /** Before anything runs: throws a `UsageError` for filters that name what it does not have. */
+  readonly check?: (options: BenchOptions) => void;
   /** `tell` shows what is being measured, to people who wait. */
   run(options: BenchOptions, tell: (text: string) => void): Promise<BenchResult>;
 }

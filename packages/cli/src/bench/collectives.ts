@@ -1,15 +1,30 @@
 /** The collectives' own benchmark in the form that `ep bench` prints. */
-import type { BenchOp, benchCollectives, CollectivesBenchReport, CollectivesBenchResult } from '@ep/collectives/bench';
+import type {
+  BENCH_OPS,
+  BenchOp,
+  benchCollectives,
+  CollectivesBenchReport,
+  CollectivesBenchResult,
+} from '@ep/collectives/bench';
+import { misused } from '../failure.js';
 import type { Bench, BenchCase, BenchOptions, BenchRatio, BenchResult, BenchTable } from './bench.js';
 
-type Module = { readonly benchCollectives: typeof benchCollectives; readonly sizeText: (bytes: number) => string };
+type Module = {
+  readonly benchCollectives: typeof benchCollectives;
+  readonly BENCH_OPS: typeof BENCH_OPS;
+  readonly sizeText: (bytes: number) => string;
+};
 
 export function collectivesBench(module: Module): Bench {
   return {
     name: 'collectives',
     filters: ['ranks', 'sizes', 'ops'],
+    check: ({ ops }) => {
+      const unknown = ops?.find((op) => !(module.BENCH_OPS as readonly string[]).includes(op));
+      if (unknown === undefined) return;
+      throw misused('--ops', { where: 'bench collectives', expected: module.BENCH_OPS.join(', '), found: unknown });
+    },
     run: async ({ ops, ...options }: BenchOptions, tell): Promise<BenchResult> => {
-      // The benchmark itself refuses what is none of its operations.
       const report = await module.benchCollectives({
         ...options,
         ...(ops && { ops: ops as readonly BenchOp[] }),

@@ -52,6 +52,11 @@ export function benchCommand(): Command {
 }
 
 async function runBenches(name: BenchName | 'all', flags: BenchFlags): Promise<BenchReport> {
+  const options: BenchOptions = {
+    quick: flags.quick === true,
+    ...(flags.repeats === undefined ? {} : { repeats: flags.repeats }),
+    ...Object.fromEntries(benchFilters.flatMap((one) => (flags[one] === undefined ? [] : [[one, flags[one]]]))),
+  };
   const available: BenchName[] = [];
   const unavailable: BenchReport['unavailable'][number][] = [];
   for (const wanted of name === 'all' ? benchNames : [name]) {
@@ -61,6 +66,7 @@ async function runBenches(name: BenchName | 'all', flags: BenchFlags): Promise<B
         if (flags[filter] === undefined || loaded.bench.filters?.includes(filter)) continue;
         throw new UsageError(`bench ${wanted} takes no --${filter}`, { name: wanted });
       }
+      loaded.bench.check?.(options);
       available.push(wanted);
     } else unavailable.push({ name: wanted, reason: loaded.reason });
   }
@@ -70,11 +76,6 @@ async function runBenches(name: BenchName | 'all', flags: BenchFlags): Promise<B
   return untilStopped('bench', async (signal) => {
     const before = await watchLoad(watchMs, signal);
     warnIfBusy(before);
-    const options: BenchOptions = {
-      quick: flags.quick === true,
-      ...(flags.repeats === undefined ? {} : { repeats: flags.repeats }),
-      ...Object.fromEntries(benchFilters.flatMap((one) => (flags[one] === undefined ? [] : [[one, flags[one]]]))),
-    };
     const results: BenchResult[] = [];
     for (const one of available) results.push(await runInChild(one, options, signal));
     const after = await watchLoad(watchMs / 2, signal);

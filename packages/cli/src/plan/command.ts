@@ -1,11 +1,11 @@
 /** `ep plan`: explains and draws the plan of a file of documents. */
 import { writeFileSync } from 'node:fs';
 import { basename } from 'node:path';
-import { EpError, invalid } from '@ep/core';
+import { invalid } from '@ep/core';
 import { explanationText } from '@ep/plan';
 import { Argument, Command, InvalidArgumentError, Option } from 'commander';
 import { formatBytes } from '../doctor/machine.js';
-import { fileError, jsonText } from '../failure.js';
+import { fileError, jsonText, UsageError } from '../failure.js';
 import { integerOption } from '../options.js';
 import { drawPlan } from '../picture/draw.js';
 import { type DocumentsFile, mostRanks, mostTokens, readDocumentsFile } from './documents-file.js';
@@ -97,10 +97,7 @@ async function explainFile(path: string, flags: PlanFlags): Promise<void> {
   const file = readDocumentsFile(path);
   const ranks = flags.ranks ?? file.ranks;
   if (ranks === undefined) {
-    throw new EpError(
-      'EP_INVALID_ARGUMENT',
-      `${path}: the number of ranks is not given: use --ranks N or "ranks" in a JSON file`,
-    );
+    throw new UsageError(`${path}: the number of ranks is not given: use --ranks N or "ranks" in a JSON file`);
   }
   const lengths = Int32Array.from(file.documents, (document) => document.tokens);
   const tokens = lengths.reduce((sum, length) => sum + length, 0);
