@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "ep/device/cuda_context.h"
@@ -112,10 +113,11 @@ void fill(endpoint& e, const endpoint* at, const registers* nic) {
 }
 
 struct shape {
-  uint32_t posters; // blocks, of which one lane puts
+  uint32_t posters; // blocks of one warp
+  uint32_t lanes;   // of it that put, together where there are several
   uint32_t queues;
   uint32_t run;  // puts, of which all but the last are aggregated
-  uint32_t runs; // of each poster
+  uint32_t runs; // of each lane
 };
 
 // Completes all that the doorbell tells of, as a NIC does for either protocol: an entry of the CQ for each WQE, which only ours takes out, and a count. By one warp.
@@ -137,30 +139,34 @@ __device__ void drain(ep::cuda_context& ctx, endpoint& e, const shape& how, uint
 }
 
 template <uint32_t Sharing> struct free_way {
-  template <class Ctx> __device__ static bool put(Ctx& ctx, endpoint& e, uint64_t at, bool aggregate, ep_kernel_status* status) {
+  template <class Ctx> __device__ static bool put(Ctx& ctx, endpoint& e, uint32_t lanes, uint64_t at, bool aggregate, ep_kernel_status* status) {
     ep::gin_options options;
     options.aggregate = aggregate;
-    return ep::efa_gin<Sharing>{e.device}.put(ctx, ep::thread_coop<Ctx>{ctx}, {nullptr, 2}, 1, e.memory, at, e.memory, at, put_bytes, ep::gin_no_action{}, ep::gin_no_action{}, options, status);
+    const ep::efa_gin<Sharing> gin{e.device};
+    if (lanes != 1) return gin.put_lanes(ctx, ctx.lane() < lanes, {nullptr, 2}, 1, e.memory, at, e.memory, at, put_bytes, ep::gin_no_action{}, ep::gin_no_action{}, options, status);
+    return gin.put(ctx, ep::thread_coop<Ctx>{ctx}, {nullptr, 2}, 1, e.memory, at, e.memory, at, put_bytes, ep::gin_no_action{}, ep::gin_no_action{}, options, status);
   }
 };
 
 struct lock_way {
-  template <class Ctx> __device__ static bool put(Ctx& ctx, endpoint& e, uint64_t at, bool aggregate, ep_kernel_status* status) {
+  template <class Ctx> __device__ static bool put(Ctx& ctx, endpoint& e, uint32_t lanes, uint64_t at, bool aggregate, ep_kernel_status* status) {
     ep::efa_pr_options options;
     options.aggregate = aggregate;
     const ep_efa_pr_mr& part = e.pr_part.head;
-    return ep::efa_pr_gin{e.pr}.put(ctx, ep::thread_coop<Ctx>{ctx}, {nullptr, 2}, 1, part, at, part, at, put_bytes, ep::gin_no_action{}, ep::gin_no_action{}, options, status);
+    const ep::efa_pr_gin gin{e.pr};
+    if (lanes != 1) return gin.put_lanes(ctx, ctx.lane() < lanes, {nullptr, 2}, 1, part, at, part, at, put_bytes, ep::gin_no_action{}, ep::gin_no_action{}, options, status);
+    return gin.put(ctx, ep::thread_coop<Ctx>{ctx}, {nullptr, 2}, 1, part, at, part, at, put_bytes, ep::gin_no_action{}, ep::gin_no_action{}, options, status);
   }
 };
 
 template <class Way> __global__ void putting(ep::cuda_environment environment, endpoint* endpoints, shape how, uint64_t* finished, ep_kernel_status* status) {
   ep::cuda_context ctx{environment};
   if (ctx.block() >= how.posters) return drain(ctx, endpoints[ctx.block() - how.posters], how, finished);
-  if (ctx.lane() != 0) return;
+  if (how.lanes == 1 && ctx.lane() != 0) return;
   endpoint& e = endpoints[ctx.block() % how.queues];
   bool ok = true;
-  for (uint64_t i = 0; ok && i < uint64_t{how.runs} * how.run; ++i) ok = Way::put(ctx, e, i % depth * put_bytes, (i + 1) % how.run != 0, status);
-  ep::fetch_add(ctx, finished, 1);
+  for (uint64_t i = 0; ok && i < uint64_t{how.runs} * how.run; ++i) ok = Way::put(ctx, e, how.lanes, (i * 32 + ctx.lane()) % depth * put_bytes, (i + 1) % how.run != 0, status);
+  if (ctx.lane() == 0) ep::fetch_add(ctx, finished, 1);
 }
 
 using kernel = void (*)(ep::cuda_environment, endpoint*, shape, uint64_t*, ep_kernel_status*);
@@ -227,7 +233,7 @@ double rate(const way& by, const shape& how) {
   ep_kernel_status seen{};
   check(cudaMemcpy(&seen, status, sizeof seen, cudaMemcpyDeviceToHost), "cudaMemcpy");
   check(cudaMemcpy(images.data(), endpoints, images.size() * sizeof(endpoint), cudaMemcpyDeviceToHost), "cudaMemcpy");
-  const uint64_t puts = uint64_t{how.posters} * how.runs * how.run;
+  const uint64_t puts = uint64_t{how.posters} * how.lanes * how.runs * how.run;
   bool right = seen.status == 0;
   for (uint32_t q = 0; q < how.queues; ++q) right = right && holds(by, images[q], nics[q], puts / how.queues);
   if (!right) {
@@ -256,11 +262,11 @@ int main(int count, char** words) {
   check(cudaGetDeviceProperties(&facts, 0), "cudaGetDeviceProperties");
   std::printf("%s: millions of puts over EFA's facade each second; in brackets: times the lock on the same queue pairs\n", facts.name);
   for (const uint32_t posters : {1u, 2u, 8u, 16u, 32u, 64u}) {
-    for (const uint32_t run : {1u, 4u, 16u}) {
-      std::printf("%2u posters, runs of %2u:", posters, run);
+    for (const auto& [lanes, run] : {std::pair{1u, 1u}, {1u, 4u}, {1u, 16u}, {4u, 1u}, {16u, 1u}}) {
+      std::printf(lanes == 1 ? "%2u posters, runs of %2u:" : "%2u posters, lanes   %2u:", posters, lanes == 1 ? run : lanes);
       double lock = 0;
       for (const way& by : ways) {
-        const shape wanted{posters, by.own_queues ? posters : 1, run, static_cast<uint32_t>(puts / posters / run)};
+        const shape wanted{posters, lanes, by.own_queues ? posters : 1, run, static_cast<uint32_t>(puts / posters / lanes / run)};
         double best = 0;
         for (int round = 0; round < 2; ++round) best = std::max(best, rate(by, wanted));
         if (by.locks) lock = best;

@@ -50,6 +50,7 @@ template <class Steps> bool fails(uint64_t seed, uint32_t depth) {
 
 struct ours {
   template <class Ctx> static bool publish(Ctx& ctx, ep_efa_qp& qp, const efa_taken& taken, bool deferred) {
+    register_fence(ctx);
     return efa_publish<way>(ctx, qp, taken, {1, deferred}, nullptr);
   }
 };

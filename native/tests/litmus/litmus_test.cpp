@@ -375,6 +375,7 @@ template <bool Both> struct left_doorbell : rl::test_suite<left_doorbell<Both>, 
       (*world_.bytes_at(reinterpret_cast<void*>(writer.wqe)))($) = writer.number + 100;
       return ep_efa_request{};
     });
+    ep::register_fence(context);
     check(ep::efa_publish<way>(context, qp, taken, {-1, !Both && index == 1}, nullptr), "a post failed");
   }
 

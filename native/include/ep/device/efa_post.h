@@ -48,15 +48,14 @@ template <uint32_t Sharing, class Ctx> EP_HD_SELDOM void efa_ring_marked(Ctx& ct
   } else {
     /* Whoever finds the flag taken leaves: its holder drops it by an exchange that sees this one, and then looks at the marks again. */
     while (words::flag_take(ctx, &qp.ringer)) {
-      const uint64_t rung = words::load(ctx, &qp.rung);
+      const uint64_t rung = load_relaxed(ctx, &qp.rung); /* which the flag orders */
       const uint64_t end = marks.template first_unmarked<Sharing>(ctx, rung);
       if (end != rung) efa_tell(ctx, qp, end);
       words::flag_drop(ctx, &qp.ringer);
+      const uint64_t taken = words::load(ctx, &qp.taken);
+      if (taken == end) return;
       const uint64_t marked = marks.template first_unmarked<Sharing>(ctx, end);
-      if (words::load(ctx, &qp.taken) == marked) {
-        if (marked == end) return;
-        continue;
-      }
+      if (marked >= taken) continue;
       /* What is marked before that number, or behind it, is left to whoever has taken it and has not marked it: he sees so behind his mark, or by then has made it. While he waits for room he
        * rings anyway. */
       words::raise(ctx, &qp.left, marked + 1);
@@ -176,15 +175,26 @@ struct efa_taken {
 template <uint32_t Sharing, class Ctx>
 EP_HD_SMALL bool efa_take(Ctx& ctx, ep_efa_qp& qp, uint32_t count, int32_t peer, efa_taken* taken, ep_kernel_status* status) {
   using words = poster_words<Sharing>;
+  uint64_t rung = 0;
+  uint64_t prefix = 0;
+  if constexpr (!efa_in_turn<Sharing>) { /* all at once: each is a way through the caches of a GPU */
+    rung = load_relaxed(ctx, &qp.rung);
+    prefix = load_relaxed(ctx, &qp.prefix);
+  }
   if (efa_state(ctx, qp) != EP_EFA_SOUND) [[unlikely]] {
     efa_report(ctx, qp, status);
     return false;
   }
   const uint64_t first = words::add(ctx, &qp.taken, count);
   const uint64_t end = first + count;
-  const uint64_t rung = words::load(ctx, &qp.rung);
+  if constexpr (!efa_in_turn<Sharing>) {
+    words::acquire_loaded();
+  } else {
+    rung = words::load(ctx, &qp.rung);
+    prefix = words::load(ctx, &qp.prefix);
+  }
   *taken = {first, end, rung};
-  if (end - words::load(ctx, &qp.prefix) <= qp.depth && end - rung <= qp.max_batch) [[likely]] return true;
+  if (end - prefix <= qp.depth && end - rung <= qp.max_batch) [[likely]] return true;
   return efa_wait_room<Sharing>(ctx, qp, first, count, peer, status);
 }
 
@@ -197,13 +207,12 @@ template <class Ctx, class Build> EP_HD_SMALL void efa_write(Ctx& ctx, ep_efa_qp
   reinterpret_cast<ep_efa_request*>(qp.requests)[slot] = build(writer);
 }
 
-/* Waits for the turn of what was taken and written, rings or leaves that to others, and passes the turn on; or, out of turn, marks it and rings or leaves that. */
+/* Waits for the turn of what was taken and written, rings or leaves that to others, and passes the turn on; or marks it and rings or leaves that: then this lane has fenced what it wrote, too. */
 template <uint32_t Sharing, class Ctx>
 EP_HD_SMALL bool efa_publish(Ctx& ctx, ep_efa_qp& qp, const efa_taken& taken, const efa_post_options& options, ep_kernel_status* status) {
   using words = poster_words<Sharing>;
   if constexpr (!efa_in_turn<Sharing>) {
-    register_fence(ctx); /* before others may ring for what this lane has written */
-    efa_marks(qp).template mark<Sharing>(ctx, taken.first, static_cast<uint32_t>(taken.end - taken.first));
+    efa_marks(qp).template mark<Sharing, true>(ctx, taken.first, static_cast<uint32_t>(taken.end - taken.first));
     const bool leaves = options.deferred && (taken.end - taken.rung < qp.max_batch || taken.end - words::load(ctx, &qp.rung) < qp.max_batch);
     if constexpr (words::alone) {
       if (!leaves) efa_tell(ctx, qp, taken.end);
@@ -231,11 +240,12 @@ EP_HD_SMALL bool efa_post_one(Ctx& ctx, ep_efa_qp& qp, const Build& build, const
   efa_taken taken;
   if (!efa_take<way>(ctx, qp, 1, options.peer, &taken, status)) [[unlikely]] return false;
   efa_write(ctx, qp, taken.first, build);
+  if constexpr (!efa_in_turn<way>) register_fence(ctx);
   return efa_publish<way>(ctx, qp, taken, options, status);
 }
 
 /* One batch: at most max_batch WQEs, and depth. The number behind the last one, or efa_refused, on every lane.
- * All lanes release what they wrote but the first, which does so when it publishes. */
+ * All lanes release what they wrote; in turn but the first, which does so when it publishes. */
 template <uint32_t Sharing, class Ctx, class Group, class Build>
 EP_HD uint64_t efa_post_batch(Ctx& ctx, const Group& group, ep_efa_qp& qp, uint32_t count, const Build& build, const efa_post_options& options,
                               ep_kernel_status* status) {
@@ -246,7 +256,7 @@ EP_HD uint64_t efa_post_batch(Ctx& ctx, const Group& group, ep_efa_qp& qp, uint3
   for (uint32_t i = group.lane(); i < count; i += group.lanes()) {
     efa_write(ctx, qp, first + i, [&](const efa_writer<Ctx>& writer) { return build(i, writer); });
   }
-  if (group.lane() != 0 && group.lane() < count) register_fence(ctx);
+  if ((!efa_in_turn<Sharing> || group.lane() != 0) && group.lane() < count) register_fence(ctx);
   group.sync();
   if (group.lane() == 0 && !efa_publish<Sharing>(ctx, qp, taken, options, status)) taken.end = efa_refused;
   return group.from_first(taken.end);

@@ -15,12 +15,18 @@ struct slot_marks {
   EP_HD static uint32_t bit_of(uint64_t number, uint32_t depth) { return static_cast<uint32_t>(number & (depth - 1)) % 64; }
 
   /* Of `count` WQEs from number `first` on, which are written.
+   * `Fenced`: see poster_words::flip_fenced.
    * HAZARD: a post is rung for as a whole (mlx5_wqe.h says why), so its first number is marked last. */
-  template <uint32_t Sharing, class Ctx> EP_HD_SMALL void mark(Ctx& ctx, uint64_t first, uint32_t count) const {
+  template <uint32_t Sharing, bool Fenced = false, class Ctx> EP_HD_SMALL void mark(Ctx& ctx, uint64_t first, uint32_t count) const {
     for (uint64_t end = first + count; end != first;) {
       const uint32_t below = bit_of(end - 1, depth) + 1; /* bits of the word up to that one */
       const uint32_t bits = end - first < below ? static_cast<uint32_t>(end - first) : below;
-      poster_words<Sharing>::flip(ctx, word_of(end - 1), ~uint64_t{0} >> (64 - bits) << (below - bits));
+      const uint64_t changed = ~uint64_t{0} >> (64 - bits) << (below - bits);
+      if constexpr (Fenced) {
+        poster_words<Sharing>::flip_fenced(ctx, word_of(end - 1), changed);
+      } else {
+        poster_words<Sharing>::flip(ctx, word_of(end - 1), changed);
+      }
       end -= bits;
     }
   }

@@ -67,6 +67,24 @@ template <uint32_t Sharing> struct poster_words {
       ref(*word).fetch_xor(bits, detail::acq_rel);
     }
   }
+  /* The same by whoever has just fenced all that it has written (register_fence), which on a GPU is a release, too. */
+  template <class Ctx> EP_HD static void flip_fenced(Ctx& ctx, uint64_t* word, uint64_t bits) {
+#if defined(__CUDACC__)
+    if constexpr (!alone) {
+      ref(*word).fetch_xor(bits, detail::acquire);
+      return;
+    }
+#endif
+    flip(ctx, word, bits);
+  }
+  /* Acquires what was loaded relaxed before. */
+  EP_HD static void acquire_loaded() {
+#if defined(__CUDACC__)
+    if constexpr (!alone) cuda::atomic_thread_fence(detail::acquire, cuda::thread_scope_device);
+#else
+    if constexpr (!alone) std::atomic_thread_fence(detail::acquire);
+#endif
+  }
   /* Sets bits, or none; what the word was. */
   template <class Ctx> EP_HD static uint64_t set(Ctx& ctx, uint64_t* word, uint64_t bits) {
     static_assert(!alone);
