@@ -61,7 +61,7 @@ export class Operations {
 
   /**
    * Resolves with the outcome, whatever its status: the caller knows best how to name what went wrong. An abort by `signal` cancels the operation,
-   * and the promise rejects with `signal.reason` once the operation has really ended for it, so that its buffers are free again.
+   * and the promise rejects with `signal.reason` once the operation has really ended by it, so that its buffers are free again; what has ended otherwise before is told as it has ended.
    */
   run(start: () => OperationId, signal?: AbortSignal): Promise<Outcome> {
     if (signal?.aborted) return Promise.reject(signal.reason);

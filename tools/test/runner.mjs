@@ -34,7 +34,11 @@ export function selectSteps(steps, only) {
 const logPath = (name) => join(resultsDir, `${name.replace(/[^a-z0-9]+/gi, '-')}.log`);
 
 /** What gives a command the cores only while nobody else wants them. @type {Promise<readonly string[]> | undefined} */
-let idly;
+let found;
+const idly = () => {
+  found ??= findIdly();
+  return found;
+};
 const findIdly = async () => {
   const idle = ['chrt', '--idle', '0'];
   const { code } = await run('chrt', [...idle.slice(1), 'true']);
@@ -50,8 +54,8 @@ const findIdly = async () => {
 export async function runStep(step, report, limitMs = step.minutes * 60_000) {
   // A report left by an earlier run must not be read as this one's.
   for (const file of step.report?.files ?? []) rmSync(file, { force: true });
-  idly ??= findIdly();
-  const [command = '', ...args] = step.beside ? [...(await idly), ...step.command] : step.command;
+  const before = step.beside ? await idly() : [];
+  const [command = '', ...args] = [...before, ...step.command];
   const result = await run(command, args, {
     cwd: step.cwd ?? root,
     env: toolEnvironment({ ...step.env, CI: '1', NO_COLOR: '1' }),

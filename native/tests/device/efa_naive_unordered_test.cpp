@@ -29,7 +29,7 @@ template <class Steps> bool fails(uint64_t seed, uint32_t depth) {
     const bool awaits = ctx.lane() == 0;
     for (uint64_t i = 0; i < rounds; ++i) {
       const uint64_t at = (ctx.lane() * rounds + i) * 8;
-      efa_taken taken;
+      efa_taken taken{};
       if (!efa_take<way>(ctx, qp, 1, 1, &taken, nullptr)) return false;
       efa_write(ctx, qp, taken.first, [&](const efa_writer<efa_context>& writer) {
         const efa_place to{world.at(0).remotes[1].address + at, world.at(0).remotes[1].rkey};

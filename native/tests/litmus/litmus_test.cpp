@@ -368,7 +368,7 @@ template <bool Both> struct left_doorbell : rl::test_suite<left_doorbell<Both>, 
     if (index == 2) return nic();
     ep::kernel_environment environment;
     ep::fast_context context{environment, 0, 1, nullptr};
-    ep::efa_taken taken;
+    ep::efa_taken taken{};
     check(ep::efa_take<way>(context, qp, 1, -1, &taken, nullptr), "no number");
     if (index == 0) std::atomic_ref(awaited).store(taken.end, std::memory_order_relaxed);
     ep::efa_write(context, qp, taken.first, [&](const ep::efa_writer<ep::fast_context>& writer) {

@@ -140,21 +140,6 @@ export interface OpTrace {
   readonly signals: number;
 }
 
-/**
- * Calls are carried out in the order of `run`, each rank's alike; messages between two ranks in the order in which they were posted, independently of the
- * collectives. Ordinary arrays must not be touched before the call has ended.
- *
- * How a call ends badly, alike on all survivors where the loss of a rank is the reason:
- * - `EP_PEER_LOST`, context `lost`: a member died. The call has no result (outputs are undefined); the members without `lost` are the next view, and
- *   the next call works.
- *   One that had died before anybody could meet it in a call may instead be missing from the `contributors` of that call, which is then a good one.
- * - `EP_TIMEOUT`, context `arrived`, `awaited`: the ranks that had come to this call, and those that had not. The group is poisoned.
- * - `EP_ABORTED`/`signal.reason`: the caller gave up. The group is poisoned, like after a timeout; peers' calls end with `EP_ABORTED` naming the rank.
- * - `EP_MISMATCH`, context `ranks`, `sequence`, `expected`, `found`: these ranks made another call (kind, dtype, reduction, root or length). Poisoned. `sequence` is below that of
- *   the call that is told where an engine ended the one that differed without awaiting those ranks: that of a root which only gives may end when its data is where the others find it.
- * - `EP_POISONED`: an earlier call ended so that ranks no longer agree where they are. A membership call that repairs ends that.
- * - `EP_EVICTED`: the others went on without this rank. It may join them again.
- */
 /** How long a look in the store may take, `Infinity` unless given. */
 export interface LookLimits {
   readonly timeoutMs?: number;
@@ -172,6 +157,21 @@ export interface Elastic {
   readonly join: (limits: { readonly timeoutMs: number; readonly signal?: AbortSignal | undefined }) => Promise<number>;
 }
 
+/**
+ * Calls are carried out in the order of `run`, each rank's alike; messages between two ranks in the order in which they were posted, independently of the
+ * collectives. Ordinary arrays must not be touched before the call has ended.
+ *
+ * How a call ends badly, alike on all survivors where the loss of a rank is the reason:
+ * - `EP_PEER_LOST`, context `lost`: a member died. The call has no result (outputs are undefined); the members without `lost` are the next view, and
+ *   the next call works.
+ *   One that had died before anybody could meet it in a call may instead be missing from the `contributors` of that call, which is then a good one.
+ * - `EP_TIMEOUT`, context `arrived`, `awaited`: the ranks that had come to this call, and those that had not. The group is poisoned.
+ * - `EP_ABORTED`/`signal.reason`: the caller gave up. The group is poisoned, like after a timeout; peers' calls end with `EP_ABORTED` naming the rank.
+ * - `EP_MISMATCH`, context `ranks`, `sequence`, `expected`, `found`: these ranks made another call (kind, dtype, reduction, root or length). Poisoned. `sequence` is below that of
+ *   the call that is told where an engine ended the one that differed without awaiting those ranks: that of a root which only gives may end when its data is where the others find it.
+ * - `EP_POISONED`: an earlier call ended so that ranks no longer agree where they are. A membership call that repairs ends that.
+ * - `EP_EVICTED`: the others went on without this rank. It may join them again.
+ */
 export interface GroupEngine extends Closeable {
   /** `shm`, or the name of the transport. */
   readonly name: string;

@@ -102,11 +102,12 @@ template <uint32_t Sharing, class Ctx> EP_HD void mlx5_ring_marked(Ctx& ctx, ep_
     const uint64_t end = mlx5_marks(qp).template first_unmarked<Sharing>(ctx, rung);
     if (end != rung) mlx5_ring(ctx, qp, end);
     words::exchange(ctx, &qp.ringer, end * 2);
+    const uint64_t taken = words::load(ctx, &qp.taken);
+    if (taken == end) return;
     const uint64_t marked = mlx5_marks(qp).template first_unmarked<Sharing>(ctx, end);
     if (marked == end) return;
     /* Whoever took that number has not marked it, and comes here when he has. HAZARD: not if he waits for room that the next doorbell makes. */
-    const uint64_t taken = words::load(ctx, &qp.taken);
-    if (taken != marked && taken - end <= qp.depth) return;
+    if (taken > marked && taken - end <= qp.depth) return;
   }
 }
 

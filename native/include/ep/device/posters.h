@@ -7,15 +7,6 @@
 
 EP_MACHINE_BEGIN
 
-/* Of a word that is not 0. */
-EP_HD_SMALL uint32_t lowest_bit(uint64_t word) {
-#if defined(__CUDACC__)
-  return static_cast<uint32_t>(__ffsll(static_cast<long long>(word)) - 1);
-#else
-  return static_cast<uint32_t>(__builtin_ctzll(word));
-#endif
-}
-
 /* With a way of sharing (EP_IBGDA_SHARE_*): posters wait for no turn (marks.h). */
 constexpr uint32_t by_marks = 4;
 
