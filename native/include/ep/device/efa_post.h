@@ -213,7 +213,8 @@ EP_HD_SMALL bool efa_publish(Ctx& ctx, ep_efa_qp& qp, const efa_taken& taken, co
   using words = poster_words<Sharing>;
   if constexpr (!efa_in_turn<Sharing>) {
     efa_marks(qp).template mark<Sharing, true>(ctx, taken.first, static_cast<uint32_t>(taken.end - taken.first));
-    const bool leaves = options.deferred && (taken.end - taken.rung < qp.max_batch || taken.end - words::load(ctx, &qp.rung) < qp.max_batch);
+    const bool is_last = words::alone || load_relaxed(ctx, &qp.taken) == taken.end; /* others would soon wait for the batch */
+    const bool leaves = options.deferred && is_last && (taken.end - taken.rung < qp.max_batch || taken.end - words::load(ctx, &qp.rung) < qp.max_batch);
     if constexpr (words::alone) {
       if (!leaves) efa_tell(ctx, qp, taken.end);
     } else if (!leaves || words::load(ctx, &qp.left) == taken.first + 1) {

@@ -100,7 +100,9 @@ template <class Number, bool Once, class Coop> EP_HD void sum_few_vectors(const 
       if constexpr (channels == 4) made.word[c] = float_bits(all[c]);
       else made.word[c / 2] |= static_cast<uint32_t>(Number::store(all[c])) << (c % 2 * 16);
     }
-    static_cast<vector16*>(sum.out)[at] = made;
+    auto* to = static_cast<vector16*>(sum.out) + at;
+    if constexpr (Once) store_once(to, made);
+    else *to = made;
   }
 }
 
