@@ -3,7 +3,7 @@
 //
 // Time is of CUDA events around the kernels of all ranks, which are launched behind a gate, so that no launch is in it; the median of the repetitions. Before and after them every
 // received row and every sum is checked. Results are sent, or stay where experts have written them ("results in place"). Low latency is also timed with one launch for all ranks ("together") in place of one for each,
-// and either in graphs: of one call of all ranks, and of 16 dispatches and 16 calls that follow each other, of which combine is the difference. Floor of a low-latency call: what must be read and written once, at the rate of the copy: dispatch, the selections, 16 bytes of header
+// and either in graphs: of one call of all ranks, and of 16 dispatches and 16 calls that follow each other, of which combine is the difference. Floor of a low-latency call: what must be read and written once, at 4.0 TB/s: dispatch, the selections, 16 bytes of header
 // each; combine, the selections read and the tokens written. Beside it, what a launch of as many blocks and one word among all ranks take alone, launched alike. High throughput: the bytes of the selections, counted once, over a copy of as many bytes.
 #include <algorithm>
 
@@ -15,6 +15,7 @@ namespace {
 using namespace ep::test;
 
 uint32_t repetitions = 15;
+constexpr double formula_rate = 4.0e6 / 2; // bytes of a copy each microsecond, where 4.0 TB are read or written each second
 
 double median(std::vector<double> times) {
   std::sort(times.begin(), times.end());
@@ -292,11 +293,14 @@ void measure(stopwatch& watch, double copy, const experts_options& wanted, const
   const double tokens = static_cast<double>(wanted.ranks) * wanted.tokens;
   const double rows_in = selections * static_cast<double>(world.payload() + (wanted.compact ? 0 : sizeof(ep_moe_header)));
   const double rows_out = selections * results;
-  const double floor_in = rows_in / copy;
-  const double floor_out = (wanted.compact ? 2 * rows_out : rows_out + tokens * results) / 2 / copy;
-  std::printf("%s, %d ranks, %u tokens, hidden %u, top-%u of %u, %s, control in %s%s: %.1f us for dispatch, %.1f us for combine at the rate of the copy\n",
+  const double both_ways = (wanted.compact ? 2 * rows_out : rows_out + tokens * results) / 2;
+  const double rate = wanted.compact ? copy : formula_rate;
+  const call_times floor{rows_in / rate, both_ways / rate};
+  std::printf("%s, %d ranks, %u tokens, hidden %u, top-%u of %u, %s, control in %s%s: %.1f us for dispatch, %.1f us for combine at %s",
               wanted.compact ? "high throughput" : "low latency", wanted.ranks, wanted.tokens, wanted.hidden, wanted.top_k, wanted.experts,
-              wanted.payload == EP_MOE_BF16 ? "bf16" : "fp8", wanted.pinned ? "pinned memory" : "device memory", wanted.offered ? ", results in place" : "", floor_in, floor_out);
+              wanted.payload == EP_MOE_BF16 ? "bf16" : "fp8", wanted.pinned ? "pinned memory" : "device memory", wanted.offered ? ", results in place" : "", floor.dispatch, floor.combine,
+              wanted.compact ? "the rate of the copy\n" : "4.0 TB/s");
+  if (!wanted.compact) std::printf(" (%.1f and %.1f at the rate of the copy)\n", rows_in / copy, both_ways / copy);
   for (const uint32_t lanes : {256u, 512u}) {
     uint32_t resident = 0;
     check(ep::cuda_resident(0, EP_CUDA_KERNEL_MOE, lanes, &resident), "resident");
@@ -305,7 +309,7 @@ void measure(stopwatch& watch, double copy, const experts_options& wanted, const
       std::printf("  %u blocks of %u lanes for each rank\n", blocks, lanes);
       for (const bool together : {false, true}) {
         if (together && wanted.compact) continue; // low latency alone
-        measure_launches(watch, world, {blocks, lanes, together}, {floor_in, floor_out});
+        measure_launches(watch, world, {blocks, lanes, together}, floor);
       }
     }
   }

@@ -40,7 +40,7 @@ struct engine_context {
   void sync_warp() { in.sync_warp(); }
   template <class T> T shuffle(T value, uint32_t from) { return in.shuffle(value, from); }
 
-  void bulk_load(uint32_t stage, const void* src, uint32_t length) {
+  void bulk_load_once(uint32_t stage, const void* src, uint32_t length) {
     copy_engine::stage& of = engine.stages[stage];
     if (length > bulk_bytes || of.src != nullptr) ++engine.wrong;
     std::memset(of.data(), 0xee, bulk_bytes);

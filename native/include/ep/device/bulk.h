@@ -1,6 +1,6 @@
 /* Rows by the machine's copy engine, through some of a block's own memory: no register holds a byte that is under way, so that many may be.
  *
- * A context that has such an engine offers it to each of its warps (`bulk_bytes`, of a stage): bulk_load(stage, src, bytes) and bulk_store(dst, stage, bytes) begin a copy; bulk_landed(stage, turn)
+ * A context that has such an engine offers it to each of its warps (`bulk_bytes`, of a stage): bulk_load(stage, src, bytes), bulk_load_once of what nobody reads again soon, and bulk_store(dst, stage, bytes) begin a copy; bulk_landed(stage, turn)
  * awaits a load, of which each stage has one in each turn, and bulk_data(stage) is where it lies for lanes that have awaited it; bulk_left(1) awaits that all stores but the last one have read their stages, bulk_end() that all have written; bulk_begin() comes before
  * loads of what others have written. By lane 0 of the warp, but for bulk_landed and bulk_data; addresses and bytes are multiples of 16. `bulk_count` is the warp's own and counts its loads. */
 #ifndef EP_DEVICE_BULK_H

@@ -9,6 +9,7 @@
 
 #include "config.h"
 #include "coop.h"
+#include "copy.h"
 #include "ep/abi/dispatch.h"
 #include "ep/abi/status.h"
 #include "order.h"
@@ -144,10 +145,14 @@ struct cuda_bulk_context : cuda_context {
 
   EP_HD void bulk_begin() const { asm volatile("fence.proxy.async;" ::: "memory"); }
   EP_HD void bulk_load(uint32_t stage, const void* src, uint32_t bytes) const {
-    const uint32_t barrier = barriers + 8 * stage;
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(stages + bulk_bytes * stage), "l"(__cvta_generic_to_global(src)), "r"(bytes),
-                 "r"(barrier)
+    const uint32_t barrier = expect(stage, bytes);
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(stages + bulk_bytes * stage), "l"(__cvta_generic_to_global(src)), "r"(bytes), "r"(barrier)
+                 : "memory");
+  }
+  EP_HD void bulk_load_once(uint32_t stage, const void* src, uint32_t bytes) const {
+    const uint32_t barrier = expect(stage, bytes);
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(stages + bulk_bytes * stage), "l"(__cvta_generic_to_global(src)),
+                 "r"(bytes), "r"(barrier), "l"(detail::soon_gone())
                  : "memory");
   }
   EP_HD const uint8_t* bulk_data(uint32_t stage) const { return static_cast<const uint8_t*>(__cvta_shared_to_generic(stages + bulk_bytes * stage)); }
@@ -156,10 +161,10 @@ struct cuda_bulk_context : cuda_context {
       asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(done) : "r"(barriers + 8 * stage), "r"(turn & 1u) : "memory");
     }
   }
+  /* Rows are read by nobody here. */
   EP_HD void bulk_store(void* dst, uint32_t stage, uint32_t bytes) const {
-    uint64_t soon_gone; /* rows are read by nobody here, and would drive out of the cache what others read */
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(soon_gone));
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;" ::"l"(__cvta_generic_to_global(dst)), "r"(stages + bulk_bytes * stage), "r"(bytes), "l"(soon_gone)
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;" ::"l"(__cvta_generic_to_global(dst)), "r"(stages + bulk_bytes * stage), "r"(bytes),
+                 "l"(detail::soon_gone())
                  : "memory");
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
   }
@@ -167,6 +172,14 @@ struct cuda_bulk_context : cuda_context {
   EP_HD void bulk_end() const {
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
     asm volatile("fence.proxy.async;" ::: "memory");
+  }
+
+ private:
+  /* A barrier, which the bytes of a load come to. */
+  EP_HD uint32_t expect(uint32_t stage, uint32_t bytes) const {
+    const uint32_t barrier = barriers + 8 * stage;
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+    return barrier;
   }
 };
 #endif

@@ -98,7 +98,7 @@ template <class Ctx> class moe_feed {
   EP_HD void load_next() {
     static_assert(Ctx::bulk_bytes >= moe_feed_turns * (32 / cast_sharing) * 2 * EP_MOE_SCALED_CHANNELS, "a part of the widest warp is loaded to one stage");
     if (ahead.unit >= units) return;
-    if (ctx.lane() % ctx.warp_lanes() == 0) ctx.bulk_load(ctx.bulk_count % bulk_stages, source(ahead), count_of(ahead) * (2 * EP_MOE_SCALED_CHANNELS));
+    if (ctx.lane() % ctx.warp_lanes() == 0) ctx.bulk_load_once(ctx.bulk_count % bulk_stages, source(ahead), count_of(ahead) * (2 * EP_MOE_SCALED_CHANNELS));
     ++ctx.bulk_count;
     step(ahead);
   }
