@@ -108,7 +108,7 @@ void calls(route by, bool compact, int32_t size, uint64_t seed, bool together = 
 
 } // namespace
 
-// moe_gpu_test [seeds, 40]
+// moe_gpu_test [seeds, 100]
 int main(int count, char** words) {
   const auto seeds = static_cast<uint64_t>(count > 1 ? std::atoi(words[1]) : 40);
   if (!arena::start(size_t{6} << 30)) {
