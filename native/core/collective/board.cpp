@@ -369,7 +369,7 @@ bool group_board::gone(int32_t rank) const {
   return members_[at] != nullptr && is_gone(member(rank));
 }
 
-absence group_board::look(uint64_t sequence, int32_t* who) {
+absence group_board::look(uint64_t sequence, int32_t* who, uint32_t* status) {
   // Also of those who have come: what they gave up while they waited for others, they do not carry on.
   for (const int32_t r : active_) {
     if (r == rank_ || members_[static_cast<size_t>(r)] == nullptr) continue;
@@ -377,7 +377,11 @@ absence group_board::look(uint64_t sequence, int32_t* who) {
     *who = r;
     // Of what was given up before the ranks agreed anew, or by one that was taken out since, nobody speaks any more.
     if (frozen(member(r))) continue;
-    if (group_fault_counts(fault, sequence, repaired_sequence_)) return absence::gave_up;
+    if (!group_fault_counts(fault, sequence, repaired_sequence_)) continue;
+    *status = member(r).fault_status;
+    const int32_t first = member(r).fault_rank;
+    if (first >= 0 && first < size_ && first != rank_) *who = first;
+    return absence::gave_up;
   }
   for (const int32_t r : missing()) {
     *who = r;
@@ -398,10 +402,11 @@ std::vector<std::shared_ptr<segment>> group_board::peers() const {
   return attached;
 }
 
-void group_board::give_up(uint64_t sequence, bool repairs, uint32_t status) {
+void group_board::give_up(uint64_t sequence, bool repairs, uint32_t status, int32_t first) {
   group_member& own = member(rank_);
   if (shared(own.fault).load(std::memory_order_relaxed) != 0) return;
   own.fault_status = status;
+  own.fault_rank = first;
   shared(own.fault).store(group_fault(sequence, repairs), std::memory_order_seq_cst);
   wake_peers();
 }

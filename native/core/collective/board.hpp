@@ -127,8 +127,8 @@ class group_board {
   // Those of the active ranks that are awaited and have not entered the current step (or, before it, are not ready, or keep this rank from entering it).
   std::vector<int32_t> missing() const;
 
-  // Whether somebody has given up the call `sequence` or an earlier one, or has died before coming to it. Costly: for waits that last.
-  absence look(uint64_t sequence, int32_t* who);
+  // Whether somebody has given up the call `sequence` or an earlier one (`who` did so first, with `status`), or has died before coming to it. Costly: for waits that last.
+  absence look(uint64_t sequence, int32_t* who, uint32_t* status);
   // Agrees with the other survivors on the next epoch, without those that have died; calls up to `failed_sequence` end with the loss. What others have decided before,
   // holds. False: where decisions are kept cannot be reached, or this rank is no longer a member.
   bool decide_change(uint64_t failed_sequence);
@@ -142,8 +142,8 @@ class group_board {
     return owner != nullptr && decided_in(*owner, epoch_ + 1) >> 16 == epoch_ + 1 && pending_view() != nullptr;
   }
 
-  // This rank gives up the call `sequence` and does not come to later ones, unless the ranks agree anew; `repairs`: that was what the call was for.
-  void give_up(uint64_t sequence, bool repairs, uint32_t status);
+  // This rank gives up the call `sequence` and does not come to later ones, unless the ranks agree anew; `repairs`: that was what the call was for; `first`: who gave it up before, or this rank.
+  void give_up(uint64_t sequence, bool repairs, uint32_t status, int32_t first);
   // Agrees with the others on an epoch in which everybody begins with the call `sequence`, whatever became of those before. False: no longer a member.
   bool repair(uint64_t sequence);
   uint64_t repaired_sequence() const { return repaired_sequence_; }

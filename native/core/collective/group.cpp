@@ -402,7 +402,7 @@ void collective_group::work() {
       std::unique_lock lock(inbox_mutex_);
       // Idle, it does not sleep where peers would have to wake it: each of their steps would cost them a system call.
       inbox_changed_.wait(lock, [&] {
-        return stopping_ || in_flight_.load(std::memory_order_acquire) != 0;
+        return stopping_ || in_flight_.load(std::memory_order_acquire) != 0 || messages_->owes();
       });
       if (stopping_) return;
       look = std::exchange(nudged_, false);
@@ -445,7 +445,7 @@ void collective_group::work() {
       const std::lock_guard lock(inbox_mutex_);
       handed = stopping_ || nudged_ || !inbox_.empty() || !sends_in_.empty() || !receives_in_.empty();
     }
-    if (ready || handed || in_flight_.load(std::memory_order_acquire) == 0) {
+    if (ready || handed || (in_flight_.load(std::memory_order_acquire) == 0 && !messages_->owes())) {
       wake_cancel(board_->wake());
     } else {
       wake_commit(board_->wake(), epoch, policy.slice_ns);

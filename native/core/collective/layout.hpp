@@ -145,7 +145,8 @@ struct group_member {
   uint64_t fault;
   uint32_t fault_status; // EP_STATUS_*
   uint32_t frozen;       // all lines are: written behind the last of them
-  uint8_t pad2[40];
+  int32_t fault_rank;    // who gave it up first, for whoever hears of it from this rank
+  uint8_t pad2[36];
   // By epoch modulo group_views: epoch << 16 | rank of the proposer + 1, of the view that follows one in which this rank is the first active one, whoever
   // writes them.
   uint64_t decided[group_views];

@@ -65,8 +65,28 @@ void message_board::finish_receive(std::unique_ptr<message_receive> message, uin
   receive_ended_(std::move(message), end);
 }
 
+void message_board::withdraw(lane& to) {
+  ++to.withdrawn;
+  debts_.fetch_add(1, std::memory_order_release);
+}
+
+void message_board::owe(bool& owed) {
+  if (!std::exchange(owed, true)) debts_.fetch_add(1, std::memory_order_release);
+}
+
+void message_board::settle(bool& owed) {
+  if (std::exchange(owed, false)) debts_.fetch_sub(1, std::memory_order_release);
+}
+
+// The peer is gone, or another one: it asks for nothing.
+void message_board::forgive(lane& with) {
+  debts_.fetch_sub(std::exchange(with.withdrawn, 0), std::memory_order_release);
+  settle(with.owes_active);
+  settle(with.owes_taken);
+}
+
 bool message_board::pass(bool patient) {
-  if (pending_ == 0) return false;
+  if (pending_ == 0 && !owes()) return false;
   bool made = false;
   // HAZARD: gone first, then the words. A peer takes a message, says so and closes: looked at the other way round, what it took counts as lost.
   if (patient) {
@@ -88,6 +108,7 @@ void message_board::begin_anew(int32_t peer) {
   if (with.active != nullptr) finish_send(*with.active, EP_STATUS_PEER_LOST, peer);
   if (with.taking != nullptr) finish_receive(std::move(with.taking), EP_STATUS_PEER_LOST, peer, 0);
   free_chunks_.insert(free_chunks_.end(), with.chunks.begin(), with.chunks.end());
+  forgive(with);
   with = {};
   std::memset(static_cast<void*>(&board_.lane(board_.rank(), peer)), 0, sizeof(message_lane));
 }
@@ -123,6 +144,7 @@ bool message_board::pass_sends(int32_t peer, lane& to) {
       to.chunks.clear();
       finish_send(message, rejected ? EP_STATUS_MISMATCH : EP_STATUS_OK, peer);
       to.active.reset();
+      settle(to.owes_active);
       made = true;
     }
   }
@@ -131,6 +153,10 @@ bool message_board::pass_sends(int32_t peer, lane& to) {
     const auto found = std::find_if(to.sends.begin(), to.sends.end(), [&](const auto& message) { return message->number == granted; });
     if (found == to.sends.end()) {
       store(mine.refused, granted); // withdrawn meanwhile
+      if (to.withdrawn != 0) {
+        --to.withdrawn;
+        debts_.fetch_sub(1, std::memory_order_release);
+      }
     } else {
       to.active = std::move(*found);
       if (to.active->deadline_ns == 0) to.active->deadline_ns = deadline_after(to.active->timeout_ms);
@@ -175,6 +201,7 @@ bool message_board::match(int32_t peer, lane& from) {
     from.taken = *found;
     from.notes.erase(found);
     from.taking->source = peer;
+    if (from.taking->deadline_ns == 0) from.taking->deadline_ns = deadline_after(from.taking->timeout_ms);
     return true;
   }
   return false;
@@ -187,6 +214,7 @@ void message_board::finish_taking(int32_t peer, lane& from, uint32_t status) {
   ++received.signals;
   const uint64_t found = from.taken.bytes;
   from.taken = {};
+  settle(from.owes_taken);
   if (from.taking != nullptr) finish_receive(std::move(from.taking), status, peer, found);
 }
 
@@ -255,6 +283,7 @@ bool message_board::pass_receives(int32_t peer, lane& from) {
   if (from.taken.number != 0 && load(theirs.refused) == from.taken.number) {
     // Its sender gave up before it was granted: the receive goes back to where it was.
     from.taken = {};
+    settle(from.owes_taken);
     if (from.taking != nullptr) receives_.push_front(std::move(from.taking));
     made = true;
   } else if (from.taken.number != 0 && number_of(filled) == from.taken.number) {
@@ -269,6 +298,7 @@ bool message_board::look_after(bool& made) {
   const auto cut = [&](const auto& message, int32_t peer, int32_t* rank) -> uint32_t {
     *rank = peer;
     if (message.cancel && message.cancel->value.load(std::memory_order_acquire) != 0) return EP_STATUS_ABORTED;
+    if (peer != board_.rank() && board_.evicted()) return EP_STATUS_EVICTED; // nobody looks at its words any more
     if (peer != any_rank && lanes_[static_cast<size_t>(peer)].gone) return EP_STATUS_PEER_LOST;
     if (message.deadline_ns != 0 && message.deadline_ns <= now) return EP_STATUS_TIMEOUT;
     return EP_STATUS_OK;
@@ -286,6 +316,7 @@ bool message_board::look_after(bool& made) {
         continue;
       }
       finish_send(*with.sends[i], status, rank);
+      if (with.sends[i]->number != 0) withdraw(with);
       with.sends.erase(with.sends.begin() + static_cast<std::ptrdiff_t>(i));
       made = true;
     }
@@ -294,6 +325,7 @@ bool message_board::look_after(bool& made) {
       const uint32_t status = cut(*with.active, peer, &rank);
       if (status != EP_STATUS_OK) {
         finish_send(*with.active, status, rank);
+        owe(with.owes_active);
         made = true;
       }
     }
@@ -307,9 +339,11 @@ bool message_board::look_after(bool& made) {
       // What a dead sender had written whole has been taken above.
       if (status != EP_STATUS_OK) {
         finish_receive(std::move(with.taking), status, rank, 0);
+        owe(with.owes_taken);
         made = true;
       }
     }
+    if (with.gone || (peer != board_.rank() && board_.evicted())) forgive(with);
   }
   for (size_t i = 0; i < receives_.size();) {
     message_receive& message = *receives_[i];

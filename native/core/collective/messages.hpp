@@ -1,6 +1,7 @@
 // Point to point between members: announced by the sender, granted by the receiver, pulled by the receiver. Sender and receiver write their own segment only.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -61,7 +62,10 @@ class message_board {
   void receive(std::unique_ptr<message_receive> message);
   // Does what can be done now; true if anything was. `patient`: has waited a while: look at deaths, deadlines and cancellations, too.
   bool pass(bool patient);
-  bool idle() const { return pending_ == 0; }
+  bool idle() const { return pending_ == 0 && !owes(); }
+  // Whether peers may yet ask for what is no operation of this rank any more: an announced message that was withdrawn, or the rest of one that was given up half way.
+  // HAZARD: nobody else answers. A receive that was matched with such a message would wait for it, past a good message of somebody else.
+  bool owes() const { return debts_.load(std::memory_order_acquire) != 0; }
   // Another process has the peer's rank from now on, or the same one after it was taken out: what was under way is lost.
   void begin_anew(int32_t peer);
   // Ends everything as closed.
@@ -87,6 +91,9 @@ class message_board {
     uint64_t handled = 0; // the last grant that was looked at
     uint64_t filled = 0;
     std::unique_ptr<message_send> active;
+    uint64_t withdrawn = 0;    // announced, and not there any more when they are granted
+    bool owes_active = false;  // the work of `active` has ended before it
+    bool owes_taken = false;   // that of `taken` has
     std::vector<uint32_t> chunks; // of the pool, under way
     uint64_t drained = 0;
     // From the peer.
@@ -106,6 +113,10 @@ class message_board {
   void finish_receive(std::unique_ptr<message_receive> message, uint32_t status, int32_t rank, uint64_t found);
   void finish_taking(int32_t peer, lane& from, uint32_t status);
   void touch(int32_t peer) const;
+  void withdraw(lane& to);
+  void owe(bool& owed);
+  void settle(bool& owed);
+  void forgive(lane& with);
 
   group_board& board_;
   end_send send_ended_;
@@ -114,6 +125,7 @@ class message_board {
   std::deque<std::unique_ptr<message_receive>> receives_; // not matched, in the order of posting
   std::vector<uint32_t> free_chunks_;
   uint64_t pending_ = 0;
+  std::atomic<uint64_t> debts_{0};
 };
 
 } // namespace ep

@@ -67,6 +67,7 @@ void collective_run::begin(group_board& board, const collective_call& call, op_t
   unmapped_since_ = 0;
   asked_since_ = 0;
   differs_since_ = 0;
+  gave_up_ = -1;
 }
 
 progress collective_run::fail(uint32_t status, int32_t rank, const char* message) {
@@ -134,7 +135,7 @@ bool collective_run::fits() const {
 void collective_run::give_up(uint32_t status) {
   // Others have left it behind. HAZARD: they must not take it for their own, later one.
   if (!repairs() && sequence_ <= board_->repaired_sequence()) return;
-  board_->give_up(sequence_, repairs(), status);
+  board_->give_up(sequence_, repairs(), status, gave_up_ < 0 ? board_->rank() : gave_up_);
 }
 
 // Ranks that failed at different calls come to one that repairs under different numbers: the highest is that of all.
@@ -323,13 +324,15 @@ progress collective_run::look() {
     }
     return lose_members(true);
   }
-  switch (board_->look(sequence_, &who)) {
+  uint32_t status = EP_STATUS_ABORTED;
+  switch (board_->look(sequence_, &who, &status)) {
     case absence::none: return progress::waiting;
     case absence::gave_up: {
       // One that had come and waited in vain: its deadline was the first, and what there is to say is whom everybody waits for.
       const std::vector<int32_t> missing = board_->missing();
       const bool had_come = std::find(missing.begin(), missing.end(), who) == missing.end();
-      return fail(had_come && board_->member(who).fault_status == EP_STATUS_TIMEOUT ? EP_STATUS_TIMEOUT : EP_STATUS_ABORTED, who);
+      gave_up_ = who;
+      return fail(had_come && status == EP_STATUS_TIMEOUT ? EP_STATUS_TIMEOUT : EP_STATUS_ABORTED, who);
     }
     case absence::lost:
     case absence::view_changed: break;
@@ -345,6 +348,8 @@ progress collective_run::lose_members(bool begun) {
   if (!board_->adopt_next()) return fail_unreached();
   if (board_->evicted()) return evicted();
   if (repairs()) catch_up();
+  // Others may have ended it without its root before they agreed anew.
+  else if (call_->root >= 0 && !board_->is_active(call_->root)) return fail(EP_STATUS_PEER_LOST, call_->root);
   // Others have given it up, and wait in a call that lets all agree anew: this rank must hear that it has to make it, too.
   else if (sequence_ <= board_->repaired_sequence()) return fail(EP_STATUS_ABORTED, board_->active().front());
   if (sequence_ <= board_->failed_sequence()) return fail(EP_STATUS_PEER_LOST, board_->lost().empty() ? -1 : board_->lost().front());

@@ -142,6 +142,7 @@ class collective_run {
   uint64_t sequence_ = 0;
   uint32_t signature_ = 0;
   bool in_line_ = false;
+  int32_t gave_up_ = -1; // who gave this call up first, where another one did
   int64_t unmapped_since_ = 0;
   int64_t asked_since_ = 0;
   int64_t differs_since_ = 0;

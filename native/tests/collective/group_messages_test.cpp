@@ -137,6 +137,53 @@ void messages(int32_t size) {
   });
 }
 
+uint64_t send_to(member& self, int32_t peer, int64_t tag, uint64_t bytes, double timeout_ms) {
+  auto message = std::make_unique<message_send>();
+  const uint64_t id = message->operation_id = self.next_id++;
+  message->timeout_ms = timeout_ms;
+  message->peer = peer;
+  message->tag = tag;
+  message->bytes = bytes;
+  message->copy.assign(bytes, static_cast<uint8_t>(self.rank));
+  message->data = message->copy.data();
+  self.group->send(std::move(message));
+  return id;
+}
+
+uint64_t receive_from(member& self, int32_t peer, int64_t tag, uint64_t bytes, double timeout_ms) {
+  auto message = std::make_unique<message_receive>();
+  const uint64_t id = message->operation_id = self.next_id++;
+  message->timeout_ms = timeout_ms;
+  message->peer = peer;
+  message->tag = tag;
+  message->bytes = bytes;
+  self.group->receive(std::move(message));
+  return id;
+}
+
+// What a rank has withdrawn keeps no peer: a receive ends by its own time, and one that takes any message takes another one, since a sender that does nothing else says that its own is gone.
+void withdrawn() {
+  run_ranks(3, [](member& self) {
+    const auto meet = [&] { EP_CHECK_EQ(self.run(self.call(op_kind::barrier, element_type::u8, 0), false).status, unsigned{EP_STATUS_OK}); };
+    const auto status_of = [&](uint64_t id) { return self.sink.wait(id).status; };
+    if (self.rank == 1) {
+      EP_CHECK_EQ(status_of(send_to(self, 0, 1, 4, 5)), unsigned{EP_STATUS_TIMEOUT});
+      EP_CHECK_EQ(status_of(send_to(self, 0, 2, 4, 5)), unsigned{EP_STATUS_TIMEOUT});
+    }
+    meet();
+    if (self.rank == 0) {
+      EP_CHECK_EQ(status_of(receive_from(self, 1, 1, 4, 100)), unsigned{EP_STATUS_TIMEOUT});
+      const outcome end = self.sink.wait(receive_from(self, any_rank, 2, 4, 20'000));
+      EP_CHECK_EQ(end.status, unsigned{EP_STATUS_OK});
+      EP_CHECK_EQ(end.rank, 2);
+    } else if (self.rank == 2) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(300)); // taken for that of rank 1 first
+      EP_CHECK_EQ(status_of(send_to(self, 0, 2, 4, 20'000)), unsigned{EP_STATUS_OK});
+    }
+    meet();
+  });
+}
+
 // Whoever has taken a message may leave at once: it was sent all the same.
 void receivers_leave(int32_t size) {
   run_ranks(size, [size](member& self) {
@@ -171,6 +218,7 @@ void receivers_leave(int32_t size) {
 
 int main() {
   for (const int32_t size : {1, 2, 4}) messages(size);
+  withdrawn();
   for (int i = 0; i < 100; ++i) receivers_leave(8);
   return ep::check::finish();
 }
