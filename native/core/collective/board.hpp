@@ -139,8 +139,10 @@ class group_board {
   uint64_t failed_sequence() const { return failed_sequence_; }
   bool view_pending() const {
     const group_member* owner = members_[static_cast<size_t>(active_.front())];
-    return owner != nullptr && decided_in(*owner, epoch_ + 1) >> 16 == epoch_ + 1 && pending_view() != nullptr;
+    return (owner == nullptr || decided_in(*owner, epoch_ + 1) >> 16 == epoch_ + 1) && pending_view() != nullptr;
   }
+  // Whether this rank has the memory in which decisions are kept.
+  bool reaches_decisions() const { return members_[static_cast<size_t>(active_.front())] != nullptr; }
 
   // This rank gives up the call `sequence` and does not come to later ones, unless the ranks agree anew; `repairs`: that was what the call was for; `first`: who gave it up before, or this rank.
   void give_up(uint64_t sequence, bool repairs, uint32_t status, int32_t first);

@@ -17,15 +17,16 @@ constexpr auto fence_patience = std::chrono::milliseconds(20);
 
 } // namespace
 
-// The next view, if it has been decided. Null also where it cannot be read yet.
+// The next view, if it has been decided. Null also where it cannot be read yet: where this rank has never reached whoever keeps decisions, which may have died early, it hears of one from those that have adopted it.
 const group_view* group_board::pending_view() const {
   const group_member* owner = members_[static_cast<size_t>(active_.front())];
-  if (owner == nullptr) return nullptr;
   const uint64_t next = epoch_ + 1;
-  const uint64_t found = decided_in(*owner, next);
-  if (found >> 16 != next) return nullptr;
-  const group_member* proposer = members_[(found & 0xffff) - 1];
-  if (proposer != nullptr) return &proposer->proposed[next % group_views];
+  if (owner != nullptr) {
+    const uint64_t found = decided_in(*owner, next);
+    if (found >> 16 != next) return nullptr;
+    const group_member* proposer = members_[(found & 0xffff) - 1];
+    if (proposer != nullptr) return &proposer->proposed[next % group_views];
+  }
   for (const int32_t r : active_) {
     const group_member* one = members_[static_cast<size_t>(r)];
     if (one != nullptr && shared(one->adopted[next % 2].epoch).load(std::memory_order_seq_cst) == next) return &one->adopted[next % 2];

@@ -340,10 +340,20 @@ progress collective_run::look() {
   return lose_members(phase_ != phase::begin);
 }
 
+// Whoever keeps decisions died before this rank had its memory: one that has it decides for all, and this rank hears of that.
+bool collective_run::others_may_decide() {
+  if (board_->reaches_decisions() || !board_->is_active(board_->rank()) || board_->evicted()) return false;
+  const int64_t now = clock_now_ns();
+  if (unmapped_since_ == 0) unmapped_since_ = now;
+  return now - unmapped_since_ < unmapped_ns;
+}
+
 progress collective_run::lose_members(bool begun) {
   // Nobody can have completed this call: everyone needs the step that the lost rank did not enter. Before its first step nothing has been exchanged, and the
   // call is carried out by those who are left; a membership call always is.
-  if (!board_->view_pending() && !board_->decide_change(begun && call_->change == nullptr ? sequence_ : sequence_ - 1)) return fail_unreached();
+  if (!board_->view_pending() && !board_->decide_change(begun && call_->change == nullptr ? sequence_ : sequence_ - 1)) {
+    return others_may_decide() ? progress::waiting : fail_unreached();
+  }
   if (taken_from_root(begun)) return progress::made;
   if (!board_->adopt_next()) return fail_unreached();
   if (board_->evicted()) return evicted();

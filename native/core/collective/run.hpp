@@ -83,6 +83,7 @@ class collective_run {
   enum class phase : uint8_t { begin, entered, chunk, slice, work, unmapped, closing, cut, failed };
   progress step();
   progress lose_members(bool begun);
+  bool others_may_decide();
   progress fail(uint32_t status, int32_t rank, const char* message = "");
   progress fail_unreached();
   progress evicted() { return fail(EP_STATUS_EVICTED, board_->rank()); }

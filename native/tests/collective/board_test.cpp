@@ -54,6 +54,32 @@ void a_step_is_entered_or_cut() {
 
 bool changes_view(group_board& board, uint64_t failed_sequence) { return board.decide_change(failed_sequence) && board.adopt_next(); }
 
+// Who keeps decisions died before one of the others had its memory: that one hears of the next view from those that have adopted it, and goes on.
+void decisions_out_of_reach() {
+  std::vector<std::unique_ptr<group_board>> all;
+  for (int32_t rank = 0; rank < 3; ++rank) {
+    auto made = group_board::create({.rank = rank, .size = 3, .capacity = 3, .nonce = 6, .ranks_on_host = 3});
+    EP_CHECK(made.ok());
+    all.push_back(std::move(made.value()));
+  }
+  for (const auto& one : all) {
+    for (const auto& other : all) {
+      const bool out_of_reach = one == all[2] && other == all[0];
+      if (other != one && !out_of_reach) EP_CHECK(one->attach(other->rank(), other->handle(), 1).ok());
+    }
+  }
+  EP_CHECK(all[1]->reaches_decisions() && !all[2]->reaches_decisions());
+  all[1]->evict(0);
+  EP_CHECK(!all[2]->decide_change(0) && !all[2]->view_pending());
+  EP_CHECK(all[1]->decide_change(0));
+  EP_CHECK(!all[2]->view_pending());
+  EP_CHECK(all[1]->adopt_next());
+  EP_CHECK(all[2]->view_pending() && all[2]->adopt_next() && all[2]->reaches_decisions());
+  EP_CHECK(!all[2]->is_active(0) && all[2]->is_active(1));
+  for (const int32_t rank : {1, 2}) EP_CHECK(all[static_cast<size_t>(rank)]->ready());
+  for (const int32_t rank : {1, 2}) EP_CHECK(all[static_cast<size_t>(rank)]->room() && all[static_cast<size_t>(rank)]->enter(1, 0) == entry::made);
+}
+
 // A rank of the same process that is in the middle of writing is awaited: moved memory would be where it writes.
 void fenced_beside() {
   const auto all = boards(2);
@@ -192,6 +218,7 @@ void gives_back_what_it_mapped() {
 int main() {
   gives_back_what_it_mapped();
   a_step_is_entered_or_cut();
+  decisions_out_of_reach();
   fenced_beside();
   fenced_after_coming_back();
   slept_for_long();
