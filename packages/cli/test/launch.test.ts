@@ -100,10 +100,58 @@ describe('a rank that cannot be started', () => {
     });
     await expect(launched('', {}).done).resolves.toMatchObject({ code: 0 });
   });
+});
 
-  it('since it has no name is refused before anything starts', async () => {
-    const { done, pids } = launched('', { program: '' });
-    await expect(done).rejects.toMatchObject({ code: 'EP_INVALID_ARGUMENT', context: { what: 'program' } });
-    expect(pids()).toEqual([]);
+describe('a launch that is wrong', () => {
+  const wrong = <K extends keyof LaunchOptions>(name: K, value: unknown, what: string = name) =>
+    [`${what} ${String(value)}`, { [name]: value } as Partial<LaunchOptions>, what] as const;
+
+  it.each([
+    wrong('program', ''),
+    wrong('program', undefined),
+    wrong('program', 'a\0b'),
+    wrong('args', undefined),
+    wrong('args', 'x'),
+    wrong('args', [1], 'args[0]'),
+    wrong('args', ['a', 'a\0b'], 'args[1]'),
+    wrong('onEvent', undefined),
+    wrong('graceMs', -1),
+    wrong('graceMs', Number.NaN),
+    wrong('graceMs', 2 ** 31),
+    wrong('env', { A: 1 }, 'env.A'),
+    wrong('keepGoing', 1),
+    wrong('place', 1),
+    wrong('signal', {}),
+  ])('is refused before anything starts: %s', async (_, options, what) => {
+    vi.mocked(spawn).mockClear();
+    await expect(launched(patient, options).done).rejects.toMatchObject({
+      code: 'EP_INVALID_ARGUMENT',
+      context: { what },
+    });
+    expect(spawn).not.toHaveBeenCalled();
+  });
+
+  it('in all is refused', async () => {
+    await expect(launchRanks(undefined as never)).rejects.toMatchObject({ code: 'EP_INVALID_ARGUMENT' });
+  });
+});
+
+describe('a program that throws in onEvent', () => {
+  // Rank 0 ends, so that there is an exit, too; the other answers to no SIGTERM.
+  const source = `process.on('SIGTERM', () => {}); console.log('here'); process.env.RANK === '0' || ${patient}`;
+
+  it.each(['start', 'line', 'exit'] as const)('for %s gets that back, once no rank is left', async (when) => {
+    const pids: number[] = [];
+    let told = 0;
+    const onEvent = (event: LaunchEvent): void => {
+      if (event.event === 'start') pids.push(event.pid);
+      if (event.event !== when) return;
+      told++;
+      throw new Error(`thrown for ${when}`);
+    };
+    await expect(launched(source, { ranks: 3, onEvent }).done).rejects.toThrow(`thrown for ${when}`);
+    expect(pids.length).toBeGreaterThan(0);
+    expect(pids.filter(isAlive)).toEqual([]);
+    expect(told).toBe(1);
   });
 });

@@ -5,7 +5,7 @@ import { createServer } from 'node:net';
 import { constants } from 'node:os';
 import { join } from 'node:path';
 import type { Readable } from 'node:stream';
-import { checkInteger, EpError, invalid } from '@ep/core';
+import { checkInteger, checkObject, checkSignal, EpError, invalid } from '@ep/core';
 import { signalOf } from '../stop.js';
 import type { Guardian } from './guardian.js';
 import { LineSplitter } from './lines.js';
@@ -51,6 +51,7 @@ export interface LaunchOptions {
   readonly keepGoing?: boolean;
   /** From SIGTERM, or from a signal that was passed on, to SIGKILL. Default 5000. */
   readonly graceMs?: number;
+  /** Is told no more once it has thrown: all ranks are killed then, and the launch rejects with what it threw. */
   readonly onEvent: (event: LaunchEvent) => void;
   /** Stops all ranks; `reason` may be a signal name to pass on, anything else is SIGTERM. */
   readonly signal?: AbortSignal;
@@ -69,6 +70,9 @@ export interface LaunchResult {
 
 /** The largest job that is started on one machine: each rank is a process. */
 export const mostLocalRanks = 4096;
+
+/** The longest that a timer of Node waits: one for longer fires at once. */
+const mostGraceMs = 2 ** 31 - 1;
 
 /** How long a rank's output may still come after its end. */
 const drainMs = 1000;
@@ -91,19 +95,18 @@ export async function freePort(): Promise<number> {
 
 /**
  * Runs `ranks` copies of a program and resolves when all have ended and their output was delivered. Each rank leads a process group: what
- * it starts and leaves behind is killed when it ends. Rejects with `EP_INVALID_ARGUMENT`, or `EP_SYSTEM` when a rank could not be started
- * (those that were are stopped first).
+ * it starts and leaves behind is killed when it ends. Rejects with `EP_INVALID_ARGUMENT` before anything has started, with `EP_SYSTEM` when a
+ * rank could not be started, or with what `onEvent` threw; no rank is left then.
  */
-export function launchRanks(options: LaunchOptions): Promise<LaunchResult> {
+export async function launchRanks(options: LaunchOptions): Promise<LaunchResult> {
+  checkLaunch(options);
   return withScratch('ep-run-', (scratch) => launchIn(scratch, options));
 }
 
 /** As `launchRanks`, with the store in a folder that the caller has. */
 export async function launchIn({ folder, guardian }: Scratch, options: LaunchOptions): Promise<LaunchResult> {
-  checkInteger(options.ranks, 'ranks', 'launch', 1, mostLocalRanks);
-  const { place, ranks, program } = options;
-  if (program === '')
-    throw invalid('program', { where: 'launch', expected: 'the name or path of a program', found: program });
+  checkLaunch(options);
+  const { place, ranks } = options;
   const contract =
     place === undefined
       ? { ...contractOf(ranks, ranks, '127.0.0.1', await freePort()), EP_STORE: `file:${storePath(folder)}` }
@@ -118,6 +121,36 @@ export async function launchIn({ folder, guardian }: Scratch, options: LaunchOpt
     ROLE_RANK: String(rank),
   }));
 }
+
+function checkLaunch(options: LaunchOptions): void {
+  const where = 'launch';
+  checkObject(options, 'options', 'an object with ranks, program, args and onEvent', where);
+  const { ranks, program, args, onEvent, graceMs, env, place, signal, keepGoing } = options;
+  checkInteger(ranks, 'ranks', where, 1, mostLocalRanks);
+  if (!isText(program) || program === '') {
+    throw invalid('program', { where, expected: 'the name or path of a program', found: program });
+  }
+  if (!Array.isArray(args)) throw invalid('args', { where, expected: 'a list of strings', found: args });
+  for (const [index, arg] of args.entries()) {
+    if (!isText(arg)) throw invalid(`args[${index}]`, { where, expected: 'a string without NUL', found: arg });
+  }
+  if (typeof onEvent !== 'function') throw invalid('onEvent', { where, expected: 'a function', found: onEvent });
+  if (graceMs !== undefined && !(typeof graceMs === 'number' && graceMs >= 0 && graceMs <= mostGraceMs)) {
+    throw invalid('graceMs', { where, expected: `a number from 0 to ${mostGraceMs}`, found: graceMs });
+  }
+  if (env !== undefined) checkObject(env, 'env', 'an object of strings', where);
+  for (const [name, value] of Object.entries(env ?? {})) {
+    if (!isText(value)) throw invalid(`env.${name}`, { where, expected: 'a string without NUL', found: value });
+  }
+  if (keepGoing !== undefined && typeof keepGoing !== 'boolean') {
+    throw invalid('keepGoing', { where, expected: 'true or false', found: keepGoing });
+  }
+  if (place !== undefined) checkObject(place, 'place', 'an object', where);
+  checkSignal(signal, where);
+}
+
+/** What the system takes as a word of a command line. */
+const isText = (value: unknown): value is string => typeof value === 'string' && !value.includes('\0');
 
 /** What torchrun sets for all workers alike, as of one node whose workers are one group and one role, and are not started again. */
 function contractOf(worldSize: number, ranks: number, host: string, port: number): Readonly<Record<string, string>> {
@@ -174,6 +207,8 @@ class Job {
   readonly #exits: RankExit[] = [];
   #failed: RankExit | undefined;
   #spawnError: EpError | undefined;
+  /** What onEvent threw first. */
+  #thrown: { readonly error: unknown } | undefined;
   #stoppedBy: NodeJS.Signals | undefined;
   #stopping = false;
   #timer: NodeJS.Timeout | undefined;
@@ -207,6 +242,7 @@ class Job {
       signal?.removeEventListener('abort', onAbort);
       process.off('exit', onExit);
     }
+    if (this.#thrown !== undefined) throw this.#thrown.error;
     if (this.#spawnError !== undefined) throw this.#spawnError;
     const failed = this.#failed;
     const code = exitCodeOf(failed ?? { code: 0, signal: this.#stoppedBy ?? null });
@@ -245,12 +281,12 @@ class Job {
   }
 
   #watch(rank: number, child: Child, pid: number, ended: () => void): void {
-    const { onEvent, keepGoing } = this.#options;
+    const { keepGoing } = this.#options;
     this.#guardian.add(pid);
     this.#alive.set(rank, child);
-    onEvent({ event: 'start', rank, pid });
+    this.#tell({ event: 'start', rank, pid });
     for (const stream of ['stdout', 'stderr'] as const) {
-      const lines = new LineSplitter((text) => onEvent({ event: 'line', rank, stream, text }));
+      const lines = new LineSplitter((text) => this.#tell({ event: 'line', rank, stream, text }));
       child[stream].on('data', (chunk: Buffer) => lines.push(chunk)).on('end', () => lines.end());
     }
     let drain: NodeJS.Timeout | undefined;
@@ -273,9 +309,23 @@ class Job {
     });
     child.on('close', (code, signal) => {
       clearTimeout(drain);
-      onEvent({ event: 'exit', rank, code, signal });
+      this.#tell({ event: 'exit', rank, code, signal });
       ended();
     });
+  }
+
+  /**
+   * HAZARD: most events come from streams and children, where nobody catches: what the program's function throws would end the launcher, or leave the
+   * ranks behind.
+   */
+  #tell(event: LaunchEvent): void {
+    if (this.#thrown !== undefined) return;
+    try {
+      this.#options.onEvent(event);
+    } catch (error) {
+      this.#thrown = { error };
+      this.#stop('SIGKILL');
+    }
   }
 
   #stop(signal: NodeJS.Signals): void {
