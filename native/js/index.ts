@@ -59,3 +59,4 @@ export { type Native, native } from './native.js';
 export { type Nccl, openNccl } from './nccl.js';
 export { type Nvshmem, openNvshmem } from './nvshmem.js';
 export { codeOfStatus, nativeError, Operations } from './operations.js';
+export { unavailable, unavailableHere } from './unavailable.js';

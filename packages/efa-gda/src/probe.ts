@@ -1,6 +1,6 @@
 /** Whether endpoints of EFA can be had here, and what they offer. */
 import { type Capabilities, EpError, isEpError, type Need, type Probe } from '@ep/core';
-import { type NativeEfaNic, type NativeEfaOptions, native } from '@ep/native';
+import { type NativeEfaNic, type NativeEfaOptions, native, unavailableHere } from '@ep/native';
 import { type HardwareEfaConfig, type ResolvedEfaConfig, resolveConfig, type SoftEfaConfig } from './config.js';
 import { driverParameters, peerMapping } from './peer-mapping.js';
 
@@ -88,13 +88,20 @@ export async function probeNic(
       rank.close();
     }
   } catch (error) {
-    const known = isEpError(error) ? error : new EpError('EP_SYSTEM', String(error), { cause: error });
-    const code = known.code === 'EP_SYSTEM' && backing === 'hardware' ? 'EP_UNAVAILABLE' : known.code;
+    const known = failureOf(backing, error);
     const missing = errnoName.get(Number(known.context.errno ?? 0));
     const remedy =
       backing === 'hardware'
         ? `${(missing && REMEDIES[missing]) ?? 'see the reason'}; efa-gda:soft runs anywhere`
         : '`ep doctor` shows the limits of this machine';
-    return { available: false, code, reason: known.message, remedy, cause: error };
+    return { available: false, code: known.code, reason: known.message, remedy, cause: error };
   }
 }
+
+/** A software NIC is there on any machine: what fails with it is no lack of a device. */
+const failureOf = (backing: EfaBacking, error: unknown): EpError =>
+  backing === 'hardware'
+    ? unavailableHere(error)
+    : isEpError(error)
+      ? error
+      : new EpError('EP_SYSTEM', String(error), { cause: error });

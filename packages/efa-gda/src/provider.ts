@@ -8,7 +8,7 @@ import {
   type TransportProvider,
   type WaitOptions,
 } from '@ep/core';
-import { type NativeEfaNic, type NativeRankContext, native } from '@ep/native';
+import { type NativeEfaNic, type NativeRankContext, native, unavailable } from '@ep/native';
 import {
   agreedFacts,
   byPlace,
@@ -118,13 +118,21 @@ async function rejoinNic(
 }
 
 function makeNic(backing: EfaBacking, context: NativeRankContext, config: ResolvedEfaConfig): NativeEfaNic {
-  const nic = new (native().binding.EfaNic)(context, nicOptions(backing, config));
+  const nic = newNic(backing, context, config);
   try {
     if (config.faults !== undefined) nic.setFaults(config.faults);
     return nic;
   } catch (error) {
     nic.close();
     throw error;
+  }
+}
+
+function newNic(backing: EfaBacking, context: NativeRankContext, config: ResolvedEfaConfig): NativeEfaNic {
+  try {
+    return new (native().binding.EfaNic)(context, nicOptions(backing, config));
+  } catch (error) {
+    throw backing === 'hardware' ? unavailable(error) : error;
   }
 }
 

@@ -1,4 +1,4 @@
-import { isEpError } from '@ep/core';
+import { isEpError, memoryStore } from '@ep/core';
 import { allocateHost, nativePlaceOf } from '@ep/native';
 import { afterEach, describe, expect, it } from 'vitest';
 import { decodeWqe, efaGda, type SoftEfaConfig } from '../src/index.js';
@@ -253,6 +253,18 @@ describe('opening', () => {
     });
     // Not by waiting for it.
     expect(performance.now() - started).toBeLessThan(50_000);
+  });
+
+  it('and open() say the same of a library that is not here', async () => {
+    const config = { library: 'libep-no-such-library.so.1' };
+    const member = { rank: 0, worldSize: 1, store: memoryStore().handle() };
+    const probe = await efaGda.hardware.probe(config);
+    expect(probe).toMatchObject({ available: false, code: 'EP_UNAVAILABLE' });
+    await expect(efaGda.hardware.open(member, { signal: AbortSignal.timeout(20_000), config })).rejects.toMatchObject({
+      code: 'EP_UNAVAILABLE',
+      scope: 'transport',
+      message: !probe.available && probe.reason,
+    });
   });
 
   it('is possible with the software NIC here, and says of hardware what is there or missing', async () => {

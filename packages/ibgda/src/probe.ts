@@ -8,6 +8,7 @@ import {
   type NativeNicProbe,
   native,
   openGpus,
+  unavailableHere,
 } from '@ep/native';
 import { LINK_KEYS_BYTES } from '@ep/native/ranks';
 import { type AnyIbgdaConfig, type ResolvedIbgdaConfig, resolveConfig } from './config.js';
@@ -101,12 +102,13 @@ export async function probeNic(backing: IbgdaBacking, config: AnyIbgdaConfig | u
       rank.close();
     }
   } catch (error) {
-    const known = isEpError(error) ? error : new EpError('EP_SYSTEM', String(error), { cause: error });
-    const device = known.code === 'EP_SYSTEM' && backing !== 'soft';
+    const thrown = isEpError(error) ? error : new EpError('EP_SYSTEM', String(error), { cause: error });
+    const known = backing === 'soft' ? thrown : unavailableHere(error);
+    const device = known !== thrown;
     const lost = known.context.missing === 'gid';
     return {
       available: false,
-      code: device ? 'EP_UNAVAILABLE' : known.code,
+      code: known.code,
       reason: known.message,
       ...(known.scope === 'call'
         ? {}
@@ -117,7 +119,7 @@ export async function probeNic(backing: IbgdaBacking, config: AnyIbgdaConfig | u
                 : elsewhere
               : '`ep doctor` shows the limits of this machine',
           }),
-      cause: known,
+      cause: thrown,
     };
   }
 }

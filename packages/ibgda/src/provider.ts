@@ -11,7 +11,7 @@ import {
   type TransportProvider,
   type WaitOptions,
 } from '@ep/core';
-import { type NativeIbgdaNic, type NativeRankContext, native } from '@ep/native';
+import { type NativeIbgdaNic, type NativeRankContext, native, unavailable } from '@ep/native';
 import {
   agreedFacts,
   byPlace,
@@ -158,13 +158,21 @@ async function rejoinNic(
 }
 
 function makeNic(backing: IbgdaBacking, context: NativeRankContext, config: ResolvedIbgdaConfig): NativeIbgdaNic {
-  const nic = new (native().binding.IbgdaNic)(context, nicOptions(backing, config));
+  const nic = newNic(backing, context, config);
   try {
     if (config.faults !== undefined) nic.setFaults(config.faults);
     return nic;
   } catch (error) {
     nic.close();
     throw error;
+  }
+}
+
+function newNic(backing: IbgdaBacking, context: NativeRankContext, config: ResolvedIbgdaConfig): NativeIbgdaNic {
+  try {
+    return new (native().binding.IbgdaNic)(context, nicOptions(backing, config));
+  } catch (error) {
+    throw backing === 'soft' ? error : unavailable(error);
   }
 }
 

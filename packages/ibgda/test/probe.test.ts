@@ -1,5 +1,5 @@
 /** What a probe says is missing, and what to do about it. Every reason that a device can give is scripted in native/tests/dl/verbs_shim_test.cpp. */
-import { EpError, type Probe } from '@ep/core';
+import { EpError, memoryStore, type Probe } from '@ep/core';
 import { type NativeIbgdaNic, native } from '@ep/native';
 import { expect, test, vi } from 'vitest';
 import { type DeviceIbgdaConfig, ibgda } from '../src/index.js';
@@ -21,6 +21,18 @@ test('a library that is not there, and one that is another', async () => {
     const other = await provider.probe({ libraries: { ibverbs: 'libm.so.6', mlx5: 'libm.so.6' } });
     expect(missingOf(other)).toBe('symbol');
     expect(!other.available && other.reason).toMatch(/libm\.so\.6 lacks ibv_get_device_list@IBVERBS_1\.1/);
+  }
+});
+
+test('what a probe says is missing is no failure of the process when it is opened', async () => {
+  const config: DeviceIbgdaConfig = { libraries: { ibverbs: 'libep-no-such-library.so.1' } };
+  for (const provider of [ibgda.verbs, ibgda.hardware]) {
+    const member = { rank: 0, worldSize: 1, store: memoryStore().handle() };
+    await expect(provider.open(member, { signal: AbortSignal.timeout(20_000), config })).rejects.toMatchObject({
+      code: 'EP_UNAVAILABLE',
+      scope: 'transport',
+      message: expect.stringMatching(/cannot load libep-no-such-library/),
+    });
   }
 });
 

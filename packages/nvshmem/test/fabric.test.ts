@@ -156,7 +156,17 @@ describe.skipIf(unavailable)(`ranks over TCP${unavailable}`, () => {
     const [first, second] = await openAll([{}, { library: 'libfabric.so.none' }]);
     expect(reasonOf(first!).code).toBe('EP_RENDEZVOUS');
     expect(reasonOf(first!).message).toMatch(/none: cannot load libfabric\.so\.none/);
-    expect(reasonOf(second!).code).toBe('EP_SYSTEM');
+    expect(reasonOf(second!)).toMatchObject({ code: 'EP_UNAVAILABLE', scope: 'transport' });
+  });
+
+  it('hear the same of a provider that is not here as a probe does', async () => {
+    const config = { provider: 'ep-no-such-provider', address: '127.0.0.1' };
+    const [only] = await openAll([config]);
+    expect(reasonOf(only!)).toMatchObject({ code: 'EP_UNAVAILABLE' });
+    expect(await nvshmem.fabric.probe(config)).toMatchObject({
+      code: 'EP_UNAVAILABLE',
+      reason: reasonOf(only!).message,
+    });
   });
 
   it('gather bytes and meet, many times', async () => {

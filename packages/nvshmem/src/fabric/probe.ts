@@ -1,6 +1,6 @@
 /** Whether libfabric offers what the backing needs, and what that gives. */
-import { type Capabilities, EpError, isEpError, type Need, type PeerFacts, type Probe } from '@ep/core';
-import { type FabricOffer, native } from '@ep/native';
+import type { Capabilities, Need, PeerFacts, Probe } from '@ep/core';
+import { type FabricOffer, native, unavailableHere } from '@ep/native';
 import { type FabricConfig, resolveQuery } from './config.js';
 import { withSettings } from './settings.js';
 
@@ -59,11 +59,10 @@ export async function probeFabric(config?: FabricConfig): Promise<Probe> {
       ],
     };
   } catch (error) {
-    const known = isEpError(error) ? error : new EpError('EP_SYSTEM', String(error), { cause: error });
-    const code = known.code === 'EP_SYSTEM' ? 'EP_UNAVAILABLE' : known.code;
+    const known = unavailableHere(error);
     return {
       available: false,
-      code,
+      code: known.code,
       reason: known.message,
       remedy: remedyOf(Number(known.context.errno ?? 0)),
       cause: error,

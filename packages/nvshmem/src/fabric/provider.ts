@@ -11,7 +11,7 @@ import {
   type TransportProvider,
   type WaitOptions,
 } from '@ep/core';
-import { type FabricOffer, type NativeFabricNic, type NativeRankContext, native } from '@ep/native';
+import { type FabricOffer, type NativeFabricNic, type NativeRankContext, native, unavailable } from '@ep/native';
 import {
   checkSecret,
   fingerprint,
@@ -57,7 +57,7 @@ async function meet({ member, config, limits, context }: Opening): Promise<Met> 
   try {
     nic = withSettings(() => new binding.FabricNic(context, config));
   } catch (error) {
-    refusal = ofMissingAddress(error, config.address);
+    refusal = unavailable(ofMissingAddress(error, config.address));
   }
   try {
     const provider = nic?.offer().provider ?? `none: ${refusal instanceof Error ? refusal.message : String(refusal)}`;
