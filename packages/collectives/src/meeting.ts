@@ -4,6 +4,7 @@ import {
   EpError,
   invalid,
   type LaunchEnv,
+  MOST_WORLD_SIZE,
   type OpenRendezvousOptions,
   openRendezvous,
   parseRendezvousUrl,
@@ -16,7 +17,7 @@ import { type GroupTransport, isEmptyPlace, isTransport } from './backends.js';
 import type { InitOptions } from './options.js';
 
 const WHERE = 'initProcessGroup';
-/** That a group may have, and grow to. */
+/** That a group in shared memory may have, and grow to: as in native/core/collective/layout.hpp. One over a transport has at most its places. */
 export const MOST_RANKS = 128;
 /** How long ranks wait for each other when they leave a store that one of them holds. */
 const PARTING_MS = 5000;
@@ -37,11 +38,15 @@ export interface Place {
 
 const nothing = async (): Promise<void> => {};
 
+/** HAZARD: before anything is made for each rank, or a size that is nonsense ends the process for want of memory. */
+const checkSize = (worldSize: unknown, transport: GroupTransport | undefined): number =>
+  checkInteger(worldSize, 'worldSize', WHERE, 1, transport === undefined ? MOST_RANKS : MOST_WORLD_SIZE);
+
 function givenPlace(store: Store, options: InitOptions, transport: GroupTransport | undefined): Place {
   if (options.initMethod !== undefined) {
     throw invalid('initMethod', { where: WHERE, expected: 'absent where there is a store', found: options.initMethod });
   }
-  const worldSize = checkInteger(options.worldSize ?? transport?.worldSize, 'worldSize', WHERE, 1);
+  const worldSize = checkSize(options.worldSize ?? transport?.worldSize, transport);
   const largest =
     options.isExtension === true ? Math.max(worldSize, options.maxGroupSize ?? MOST_RANKS) - 1 : worldSize - 1;
   const rank = checkInteger(options.rank ?? transport?.rank, 'rank', WHERE, 0, largest);
@@ -102,8 +107,14 @@ async function part(store: TcpStore, rank: Rank, active: readonly Rank[]): Promi
 }
 
 /** `elastic`: not all ranks come, or this one comes later: nobody is awaited. */
-async function meetAt(url: string, meeting: OpenRendezvousOptions, elastic: boolean): Promise<Place> {
+async function meetAt(
+  url: string,
+  meeting: OpenRendezvousOptions,
+  elastic: boolean,
+  transport: GroupTransport | undefined,
+): Promise<Place> {
   const place = parseRendezvousUrl(url, meeting);
+  checkSize(place.worldSize, transport);
   if (elastic) {
     if (isHeldByRank0(place)) {
       throw new EpError(
@@ -157,6 +168,7 @@ export async function meet(options: InitOptions, timeoutMs: number): Promise<Pla
             ...(env && { env }),
           },
           options.isExtension === true || options.activeRanks !== undefined || hasEmptyPlaces,
+          transport,
         )
       : givenPlace(options.store, options, transport);
   try {

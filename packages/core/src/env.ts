@@ -1,5 +1,6 @@
 /** The environment: our switches, and the contract with whoever launched this rank. */
 import { checkObject, EpError, invalid } from './errors.js';
+import { MOST_WORLD_SIZE } from './ranks.js';
 import { firstHostOf, portOfStep } from './slurm.js';
 import type { Rank } from './transport.js';
 
@@ -293,7 +294,7 @@ export function readLaunchEnv(env: Environment = process.env): LaunchEnv {
       { context: { missing } },
     );
   }
-  const worldSize = parseInteger(names.worldSize, sizeText, 1, 2 ** 20);
+  const worldSize = parseInteger(names.worldSize, sizeText, 1, MOST_WORLD_SIZE);
   const rank = parseInteger(names.rank, rankText, 0, worldSize - 1);
   const optional = (name: string | undefined, min: number, max: number): number | undefined => {
     const text = name === undefined ? undefined : value(name);

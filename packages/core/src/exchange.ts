@@ -9,7 +9,7 @@ import { randomBytes } from 'node:crypto';
 import { checkAttached } from './buffers.js';
 import { defaultTimeoutMs } from './env.js';
 import { checkInteger, checkObject, type EpCode, EpError, ERROR_TABLE, invalid, isEpError } from './errors.js';
-import { formatRanks } from './ranks.js';
+import { formatRanks, MOST_WORLD_SIZE } from './ranks.js';
 import type { AbortOptions } from './scope.js';
 import type { Store } from './store.js';
 import type { Rank } from './transport.js';
@@ -262,7 +262,7 @@ export async function gather(
     throw invalid('bytes', { where, expected: 'a Uint8Array', found: meeting.part });
   }
   checkAttached(meeting.part, where);
-  checkInteger(meeting.worldSize, 'worldSize', kind.name, 1);
+  checkInteger(meeting.worldSize, 'worldSize', kind.name, 1, MOST_WORLD_SIZE);
   checkInteger(meeting.rank, 'rank', kind.name, 0, meeting.worldSize - 1);
   checkComers(meeting, where);
   const gathering = new Gathering(store, meeting, kind, options.timeoutMs ?? defaultTimeoutMs());

@@ -3,6 +3,9 @@
 import { checkAttached } from './buffers.js';
 import { invalid } from './errors.js';
 
+/** The most that a world may have, wherever its size is said: lists of one entry for each rank are made before anybody is met. */
+export const MOST_WORLD_SIZE = 2 ** 20;
+
 const RUNS_SHOWN = 12;
 
 /** `rank 3`, `ranks 0-2, 5`: sorted, runs folded, long lists cut with their total. `no rank` if there are none. */

@@ -3,6 +3,7 @@ import { fileURLToPath } from 'node:url';
 import { type Environment, type LaunchEnv, readLaunchEnv } from './env.js';
 import { checkInteger, EpError, invalid, isEpError } from './errors.js';
 import type { MeetingOptions } from './exchange.js';
+import { MOST_WORLD_SIZE } from './ranks.js';
 import { type Facts, type PeerFacts, rendezvous } from './rendezvous.js';
 import { type JobSecret, resolveJobSecret } from './secret.js';
 import type { Store } from './store.js';
@@ -103,7 +104,7 @@ export function parseRendezvousUrl(text: string, options: OpenRendezvousOptions 
     };
     return readLaunchEnv({ ...env, ...given });
   }
-  const size = checkInteger(worldSize, 'world_size', WHERE, 1, 2 ** 20);
+  const size = checkInteger(worldSize, 'world_size', WHERE, 1, MOST_WORLD_SIZE);
   return { rank: checkInteger(rank, 'rank', WHERE, 0, size - 1), worldSize: size, store: addressOf(url, text) };
 }
 

@@ -7,6 +7,7 @@
  */
 import type { DType, Storage } from './dtype.js';
 import { checkInteger, checkObject, type EpCode, invalid } from './errors.js';
+import { MOST_WORLD_SIZE } from './ranks.js';
 import type { RoundMaker } from './rounds.js';
 import type { AbortOptions, Closeable } from './scope.js';
 import type { Store } from './store.js';
@@ -77,17 +78,22 @@ export interface OpenOptions<Config extends object = object> {
   readonly timeoutMs?: number;
 }
 
-/** What every provider's `open` looks at first. Throws `EP_INVALID_ARGUMENT`. */
-export function checkOpening(member: Member, options: OpenOptions, where: string): void {
+/** What every provider's `open` looks at first; `most`: ranks that it takes. Throws `EP_INVALID_ARGUMENT`. */
+export function checkOpening(member: Member, options: OpenOptions, where: string, most = MOST_WORLD_SIZE): void {
   checkObject(member, 'member', 'an object with rank, worldSize and store', where);
-  checkOpeningOf(member, options, where);
+  checkOpeningOf(member, options, where, most);
   checkObject(member.store, 'store', 'a Store', where);
 }
 
 /** The same where ranks find each other by other means than a store, which the provider looks at. Throws `EP_INVALID_ARGUMENT`. */
-export function checkOpeningOf(member: Omit<Member, 'store'>, options: OpenOptions, where: string): void {
+export function checkOpeningOf(
+  member: Omit<Member, 'store'>,
+  options: OpenOptions,
+  where: string,
+  most = MOST_WORLD_SIZE,
+): void {
   checkObject(member, 'member', 'an object with rank and worldSize', where);
-  checkInteger(member.worldSize, 'worldSize', where, 1);
+  checkInteger(member.worldSize, 'worldSize', where, 1, most);
   checkInteger(member.rank, 'rank', where, 0, member.worldSize - 1);
   checkObject(options, 'options', 'an object with signal', where);
   checkSignal(options.signal, where);

@@ -76,6 +76,33 @@ async function otherErrorOf(call: Call, args: readonly unknown[]): Promise<strin
   }
 }
 
+describe('a world of more ranks than there can be', () => {
+  // HAZARD: a list of so many does not fit V8, which then ends the process: nothing is to catch.
+  const worldSize = 1e9;
+  const of = { ...member, worldSize };
+
+  it.each([
+    ['checkOpening', async () => api.checkOpening({ ...of, store }, { signal: AbortSignal.timeout(1) }, 'here')],
+    ['checkOpeningOf', async () => api.checkOpeningOf(of, { signal: AbortSignal.timeout(1) }, 'here')],
+    ['exchange', async () => api.exchange(store, { ...of, bytes: Uint8Array.of(1) }, limits())],
+    ['barrier', async () => api.barrier(store, of, limits())],
+    ['rendezvous', async () => api.rendezvous(store, { ...of, facts: { agree: {} } }, limits())],
+  ])('is refused by %s', async (_, call) => {
+    await expect(call()).rejects.toMatchObject({
+      code: 'EP_INVALID_ARGUMENT',
+      context: { what: 'worldSize', expected: `an integer from 1 to ${api.MOST_WORLD_SIZE}` },
+    });
+  });
+
+  it('is one of more than a transport says that it takes', () => {
+    const options = { signal: AbortSignal.timeout(1) };
+    api.checkOpening({ rank: 0, worldSize: 4096, store }, options, 'here', 4096);
+    expect(() => api.checkOpening({ rank: 0, worldSize: 4097, store }, options, 'here', 4096)).toThrow(
+      /from 1 to 4096/,
+    );
+  });
+});
+
 describe('wrong kinds of arguments', () => {
   const started = process.cwd();
   let folder: string;

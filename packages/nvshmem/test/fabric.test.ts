@@ -152,6 +152,14 @@ describe.skipIf(unavailable)(`ranks over TCP${unavailable}`, () => {
     for (const one of world) expect(one.counts().refused).toBe(0);
   });
 
+  it('are at most 4096', async () => {
+    const member = { rank: 0, worldSize: 4097, store: memoryStore().handle() };
+    await expect(nvshmem.fabric.open(member, { signal: AbortSignal.timeout(20_000) })).rejects.toMatchObject({
+      code: 'EP_INVALID_ARGUMENT',
+      context: { what: 'worldSize' },
+    });
+  });
+
   it('hear why one of them has no fabric, and do not wait for it', async () => {
     const [first, second] = await openAll([{}, { library: 'libfabric.so.none' }]);
     expect(reasonOf(first!).code).toBe('EP_RENDEZVOUS');

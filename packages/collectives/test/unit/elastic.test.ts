@@ -9,6 +9,7 @@ const alone = (options: Partial<InitOptions> = {}): Promise<ProcessGroup> =>
   initProcessGroup({ store: memoryStore(), rank: 0, worldSize: 1, ...options });
 
 const REFUSED_OPTIONS: readonly (readonly [code: string, message: string, options: Partial<InitOptions>])[] = [
+  ['EP_INVALID_ARGUMENT', 'worldSize must be an integer from 1 to 128, found 1000000000', { worldSize: 1e9 }],
   ['EP_INVALID_ARGUMENT', 'maxGroupSize must be an integer from 4 to 128, found 3', { worldSize: 4, maxGroupSize: 3 }],
   ['EP_INVALID_ARGUMENT', 'maxGroupSize must be an integer from 1 to 128, found 129', { maxGroupSize: 129 }],
   [

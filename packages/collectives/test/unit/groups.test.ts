@@ -231,7 +231,7 @@ describe('initProcessGroup', () => {
 
   test.each([
     ['initProcessGroup: rank must be an integer from 0 to 1, found 2', { rank: 2, worldSize: 2 }],
-    ['initProcessGroup: worldSize must be a safe integer of at least 1, found 0', { worldSize: 0 }],
+    ['initProcessGroup: worldSize must be an integer from 1 to 128, found 0', { worldSize: 0 }],
     ['initProcessGroup: name must be a string that is not empty, found ""', { name: '' }],
     ['initProcessGroup: ranksOnHost must be a safe integer of at least 1, found 0', { ranksOnHost: 0 }],
     ['initProcessGroup: initMethod must be absent where there is a store, found "env://"', { initMethod: 'env://' }],

@@ -35,6 +35,8 @@ import { withSettings } from './settings.js';
 import { FabricTransport } from './transport.js';
 
 const NAME = 'nvshmem:fabric';
+/** As in native/core/fabric/wire.hpp: requests have no room for a higher rank. */
+const MOST_RANKS = 4096;
 
 interface Opening {
   readonly member: Member;
@@ -130,7 +132,7 @@ async function join(opening: Opening, { nic, offer, hosts }: Met, liveness: Live
  * own, `prefixStore(store, 'second')`. Rejects with `EP_RENDEZVOUS` naming the odd ranks.
  */
 async function openFabric(member: Member, options: OpenOptions<FabricConfig>): Promise<FabricTransport> {
-  checkOpening(member, options, 'nvshmem:fabric');
+  checkOpening(member, options, NAME, MOST_RANKS);
   const { rank, worldSize } = member;
   const config = resolveConfig(options.config, worldSize);
   const limits = { signal: options.signal, timeoutMs: options.timeoutMs ?? config.timeoutMs };
