@@ -467,7 +467,7 @@ describe('ep bench', () => {
     expect(plan.code).toBe(2);
     expect(plan.stderr).toContain('bench plan takes no --sizes');
     const all = await runEp(['bench', 'all', '--ops', 'barrier']);
-    expect(all.stderr).toContain('bench plan takes no --ops');
+    expect(all.stderr).toContain('bench all takes no --ops: plan has none');
     const nonsense = await runEp(['bench', 'collectives', '--sizes', '8,many']);
     expect(nonsense.code).toBe(2);
     expect(nonsense.stderr).toContain('expected bytes, for example 8, 16KB or 64MB');
@@ -475,7 +475,13 @@ describe('ep bench', () => {
     expect(unknown.code).toBe(2);
     expect(unknown.stderr).toContain('all-reduce, broadcast, all-gather, reduce-scatter, all-to-all, barrier');
     const odd = await runEp(['bench', 'collectives', '--quick', '--ranks', '3']);
-    expect(odd.stderr).toContain('ranks must be a power of two from 2 to 16, got 3');
+    expect(odd.code).toBe(2);
+    expect(odd.stderr).toContain('bench collectives: --ranks must be a power of two from 2 to 16, found 3');
+    for (const size of ['0', '7', '9999GB']) {
+      const { code, stderr } = await runEp(['bench', 'collectives', '--quick', '--sizes', size]);
+      expect({ size, code }).toEqual({ size, code: 2 });
+      expect(stderr).toContain('bench collectives: --sizes must be multiples of 4 bytes up to 2 GB, found ');
+    }
   });
 
   it('names in its help who takes a filter', async () => {

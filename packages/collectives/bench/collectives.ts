@@ -5,7 +5,7 @@
 import { mkdir, mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { EpError } from '@ep/core';
+import { invalid } from '@ep/core';
 import { native } from '@ep/native';
 import {
   ALL_SIZES,
@@ -80,7 +80,8 @@ const QUICK_BUDGET = { turns: 2, turnMs: 4, caseMs: 500 } as const;
 /** Throws when a result is wrong, and when a contender fails. */
 export async function benchCollectives(options: CollectivesBenchOptions = {}): Promise<CollectivesBenchReport> {
   const { quick = false, ranks = [2, 4], ops = BENCH_OPS, sizes = quick ? QUICK_SIZES : ALL_SIZES, signal } = options;
-  checkOptions(ranks, sizes, ops);
+  const wrong = wrongOption({ ranks, sizes, ops });
+  if (wrong !== undefined) throw invalid(wrong.option, { where: 'benchCollectives', ...wrong });
   const folder = await mkdtemp(join(tmpdir(), 'ep-bench-'));
   try {
     const found = [await findOpenMpi(folder), await findGloo()];
@@ -114,23 +115,35 @@ export async function benchCollectives(options: CollectivesBenchOptions = {}): P
   }
 }
 
-function checkOptions(ranks: readonly number[], sizes: readonly number[], ops: readonly string[]): void {
-  const wrong = (what: string, expected: string, found: number | string): never => {
-    throw new EpError('EP_INVALID_ARGUMENT', `${what} must be ${expected}, got ${found}`);
-  };
-  for (const op of ops) {
-    if (!(BENCH_OPS as readonly string[]).includes(op)) wrong('an operation', `one of ${BENCH_OPS.join(', ')}`, op);
-  }
-  for (const count of ranks) {
-    if (count < 2 || count > MOST_RANKS || !Number.isInteger(Math.log2(count))) {
-      wrong('ranks', `a power of two from 2 to ${MOST_RANKS}`, count);
+export interface WrongOption {
+  readonly option: 'ops' | 'ranks' | 'sizes';
+  readonly expected: string;
+  readonly found: number | string;
+}
+
+/** The first of these options that `benchCollectives` refuses. */
+export function wrongOption(options: {
+  readonly ranks?: readonly number[];
+  readonly sizes?: readonly number[];
+  readonly ops?: readonly string[];
+}): WrongOption | undefined {
+  const { ranks = [], sizes = [], ops = [] } = options;
+  for (const found of ops) {
+    if (!(BENCH_OPS as readonly string[]).includes(found)) {
+      return { option: 'ops', expected: `one of ${BENCH_OPS.join(', ')}`, found };
     }
   }
-  for (const bytes of sizes) {
-    if (!Number.isSafeInteger(bytes) || bytes < 4 || bytes % 4 !== 0 || bytes > 2 ** 31) {
-      wrong('a size', 'a multiple of 4 bytes up to 2 GB', bytes);
+  for (const found of ranks) {
+    if (found < 2 || found > MOST_RANKS || !Number.isInteger(Math.log2(found))) {
+      return { option: 'ranks', expected: `a power of two from 2 to ${MOST_RANKS}`, found };
     }
   }
+  for (const found of sizes) {
+    if (!Number.isSafeInteger(found) || found < 4 || found % 4 !== 0 || found > 2 ** 31) {
+      return { option: 'sizes', expected: 'multiples of 4 bytes up to 2 GB', found };
+    }
+  }
+  return undefined;
 }
 
 async function withContenders<O>(

@@ -1,17 +1,17 @@
 /** The collectives' own benchmark in the form that `ep bench` prints. */
 import type {
-  BENCH_OPS,
   BenchOp,
   benchCollectives,
   CollectivesBenchReport,
   CollectivesBenchResult,
+  wrongOption,
 } from '@ep/collectives/bench';
 import { misused } from '../failure.js';
 import type { Bench, BenchCase, BenchOptions, BenchRatio, BenchResult, BenchTable } from './bench.js';
 
 type Module = {
   readonly benchCollectives: typeof benchCollectives;
-  readonly BENCH_OPS: typeof BENCH_OPS;
+  readonly wrongOption: typeof wrongOption;
   readonly sizeText: (bytes: number) => string;
 };
 
@@ -19,10 +19,9 @@ export function collectivesBench(module: Module): Bench {
   return {
     name: 'collectives',
     filters: ['ranks', 'sizes', 'ops'],
-    check: ({ ops }) => {
-      const unknown = ops?.find((op) => !(module.BENCH_OPS as readonly string[]).includes(op));
-      if (unknown === undefined) return;
-      throw misused('--ops', { where: 'bench collectives', expected: module.BENCH_OPS.join(', '), found: unknown });
+    check: (options) => {
+      const wrong = module.wrongOption(options);
+      if (wrong !== undefined) throw misused(`--${wrong.option}`, { where: 'bench collectives', ...wrong });
     },
     run: async ({ ops, ...options }: BenchOptions, tell): Promise<BenchResult> => {
       const report = await module.benchCollectives({

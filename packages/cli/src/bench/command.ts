@@ -64,7 +64,8 @@ async function runBenches(name: BenchName | 'all', flags: BenchFlags): Promise<B
     if (loaded.available) {
       for (const filter of benchFilters) {
         if (flags[filter] === undefined || loaded.bench.filters?.includes(filter)) continue;
-        throw new UsageError(`bench ${wanted} takes no --${filter}`, { name: wanted });
+        const why = name === 'all' ? `: ${wanted} has none` : '';
+        throw new UsageError(`bench ${name} takes no --${filter}${why}`, { name: wanted });
       }
       loaded.bench.check?.(options);
       available.push(wanted);
