@@ -36,8 +36,26 @@ export function createProgram(): Command {
   ]) {
     program.addCommand(command.copyInheritedSettings(program));
     for (const inner of command.commands) inner.copyInheritedSettings(command);
+    if (command.commands.length > 0) withHelp(command);
   }
-  return program;
+  return withHelp(program);
+}
+
+/** The library's own `help` shows the general help for a command that there is none of, as if all were well. */
+function withHelp(of: Command): Command {
+  const help = new Command('help')
+    .copyInheritedSettings(of)
+    .description('display help for command')
+    .argument('[command]')
+    .helpOption(false)
+    .allowUnknownOption()
+    .allowExcessArguments()
+    .action((name?: string) => {
+      const found = name === undefined ? of : of.commands.find((one) => one.name() === name);
+      if (found === undefined) of.error(`error: unknown command '${name}'`, { code: 'commander.unknownCommand' });
+      else found.help();
+    });
+  return of.helpCommand(false).addCommand(help);
 }
 
 /** `ep --json` alone fails with a help text as its message, and other messages begin with what the object says anyway. */
