@@ -89,6 +89,15 @@ describe('ep plan', () => {
     expect(explanation.ranks.map((rank) => rank.homeTokens)).toEqual([40, 2]);
   });
 
+  it('takes rows of as many bytes as it says, and no longer ones', async () => {
+    const path = file('w.json', '{"documents": [100, 3], "ranks": 2}');
+    const { bytes } = await planJson(path, '--row-bytes-q', '2147483647', '--row-bytes-kv', '2147483647');
+    expect(bytes.query % 2147483647).toBe(0);
+    const longer = await runEp(['plan', path, '--row-bytes-q', '2147483648']);
+    expect(longer.code).toBe(2);
+    expect(longer.stderr).toMatch(/--row-bytes-q.* 1 to 2147483647/);
+  });
+
   it('writes text for people and a picture', async () => {
     const path = file('d.json', JSON.stringify({ documents: lengths, ranks: 3, dedup: true }));
     const svg = join(folder, 'd.svg');
@@ -130,6 +139,11 @@ describe('ep plan', () => {
       'm.json',
       '{"documents": [10, 10], "ranks": 2, "budget": [10, 9]}',
       /the documents have 20 tokens, the budgets of 2 ranks hold 19 \[EP_CAPACITY\]/,
+    ],
+    [
+      'v.json',
+      '{"documents": [10], "ranks": 2, "rowBytesKv": 2147483648}',
+      /v\.json: rowBytesKv must be an integer from 1 to 2147483647, found 2147483648/,
     ],
     ['n.json', '{"documents": [10], "ranks": 2, "budget": [10]}', /budget must be one number, or a list of 2/],
     ['o.csv', 'a,1\nb,x\n', /o\.csv: line 2: tokens must be an integer from 0 to 2147483647, found "x"/],

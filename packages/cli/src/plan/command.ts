@@ -8,7 +8,7 @@ import { formatBytes } from '../doctor/machine.js';
 import { fileError, jsonText, UsageError } from '../failure.js';
 import { integerOption } from '../options.js';
 import { drawPlan } from '../picture/draw.js';
-import { type DocumentsFile, mostRanks, mostTokens, readDocumentsFile } from './documents-file.js';
+import { type DocumentsFile, mostRanks, mostRowBytes, mostTokens, readDocumentsFile } from './documents-file.js';
 import { evenBudgets, movedBytes, planStep } from './plan-step.js';
 
 interface PlanFlags {
@@ -51,14 +51,14 @@ export function planCommand(): Command {
     .addOption(new Option('--dedup', 'send keys and values once per server, however many queries use them'))
     .addOption(
       new Option('--row-bytes-q <bytes>', `bytes of a query row (default: ${defaultRowBytesQ})`).argParser(
-        integerOption(1, 2 ** 32),
+        integerOption(1, mostRowBytes),
       ),
     )
     .addOption(
       new Option(
         '--row-bytes-kv <bytes>',
         `bytes of a key row and a value row together (default: ${defaultRowBytesKv})`,
-      ).argParser(integerOption(1, 2 ** 32)),
+      ).argParser(integerOption(1, mostRowBytes)),
     )
     .option('--svg <path>', 'draw traffic and load per rank')
     .option('--json', 'the explanation as one JSON object')

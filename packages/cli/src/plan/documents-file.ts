@@ -27,6 +27,8 @@ export interface DocumentsFile {
 
 export const mostTokens = 2 ** 31 - 1;
 export const mostRanks = 65_536;
+/** As `@ep/plan` has it. */
+export const mostRowBytes = 2 ** 31 - 1;
 const largestFile = 256 * 2 ** 20;
 
 /** Throws `EP_INVALID_ARGUMENT` naming the file and the field or line, or `EP_SYSTEM` if it cannot be read. */
@@ -55,8 +57,8 @@ const readers: { readonly [K in keyof DocumentsFile]-?: (value: unknown, where: 
   tolerance: readTolerance,
   block: (value, where) => checkInteger(value, 'block', where, 1, mostTokens),
   dedup: (value, where) => readBoolean(value, 'dedup', where),
-  rowBytesQ: (value, where) => checkInteger(value, 'rowBytesQ', where, 1, 2 ** 32),
-  rowBytesKv: (value, where) => checkInteger(value, 'rowBytesKv', where, 1, 2 ** 32),
+  rowBytesQ: (value, where) => checkInteger(value, 'rowBytesQ', where, 1, mostRowBytes),
+  rowBytesKv: (value, where) => checkInteger(value, 'rowBytesKv', where, 1, mostRowBytes),
 };
 
 /** `{"documents": [lengths] or [{"name", "tokens"}], "ranks": …, "budget": …, …}`. */
