@@ -225,6 +225,16 @@ describe('ep demo', () => {
     },
   );
 
+  it.each(['attention', 'moe'])('%s says that its picture cannot be written before it does anything', async (job) => {
+    // Nor is there any text, which would be the next complaint.
+    const args = ['demo', job, '--small', '--from', folder, '--svg'];
+    const missing = await runEp([...args, join(folder, 'missing', 'a.svg')]);
+    expect(missing.code).toBe(1);
+    expect(missing.stderr).toMatch(/cannot write .*a\.svg: there is no such file or folder \(ENOENT\) \[EP_SYSTEM\]/);
+    const aFolder = await runEp([...args, folder]);
+    expect(aFolder.stderr).toMatch(/cannot write .*: it is a folder, not a file \(EISDIR\) \[EP_SYSTEM\]/);
+  });
+
   it('says what is missing where there is too little text', async () => {
     const { code, stderr } = await runEp(['demo', '--small', '--from', folder, '--no-svg']);
     expect(code).toBe(1);

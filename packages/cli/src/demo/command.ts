@@ -13,7 +13,7 @@ import { describeMachine } from '../doctor/machine.js';
 import { CommandExit, jsonText, misused } from '../failure.js';
 import { integerOption } from '../options.js';
 import { drawPlan } from '../picture/draw.js';
-import { writePicture } from '../plan/command.js';
+import { checkPicture, writePicture } from '../plan/command.js';
 import { evenBudgets, type PlannedStep, planStep } from '../plan/plan-step.js';
 import { untilStopped } from '../stop.js';
 import { type DeviceChoice, deviceHelp, deviceOption, type Placement, placeRanks, sharesOf } from './devices.js';
@@ -140,6 +140,7 @@ export function demoCommand(): Command {
         const expected = 'with --device cuda, whose streams run beside each other';
         throw misused('--ping-pong', { where: 'demo attention', expected, found: true });
       }
+      if (flags.svg !== false) checkPicture(flags.svg);
       const placement = await placementOf('demo attention', flags);
       const report = await untilStopped('demo', (signal) => runDemo({ ...flags, dtype }, placement, signal));
       process.stdout.write(flags.json === true ? `${jsonText(report)}\n` : reportText(report));
@@ -182,6 +183,7 @@ async function moe(flags: DemoFlags): Promise<void> {
     const expected = 'with --kill, over shm, ibgda, efa or mixed, with rows on the host';
     throw misused('--replace', { where: 'demo moe', expected, found: true });
   }
+  if (flags.svg !== false) checkPicture(flags.svg);
   const placement = await placementOf('demo moe', flags);
   const tell = (text: string): void => {
     if (flags.json !== true && process.stderr.isTTY) process.stderr.write(`\r\x1b[K${text}`);

@@ -1,6 +1,6 @@
 /** `ep plan`: explains and draws the plan of a file of documents. */
-import { writeFileSync } from 'node:fs';
-import { basename } from 'node:path';
+import { accessSync, constants, statSync, writeFileSync } from 'node:fs';
+import { basename, dirname } from 'node:path';
 import { invalid } from '@ep/core';
 import { explanationText } from '@ep/plan';
 import { Argument, Command, InvalidArgumentError, Option } from 'commander';
@@ -134,6 +134,17 @@ async function explainFile(path: string, flags: PlanFlags): Promise<void> {
 
 function formatRanksCount(ranks: number): string {
   return ranks === 1 ? '1 rank' : `${ranks} ranks`;
+}
+
+/** Throws what `writePicture` would, as far as that shows before the work whose picture it is. */
+export function checkPicture(path: string): void {
+  const there = statSync(path, { throwIfNoEntry: false });
+  try {
+    if (there?.isDirectory() === true) throw Object.assign(new Error('a folder'), { code: 'EISDIR' });
+    accessSync(there === undefined ? dirname(path) : path, constants.W_OK);
+  } catch (error) {
+    throw fileError('write', path, error);
+  }
 }
 
 export function writePicture(path: string, svg: string): void {
