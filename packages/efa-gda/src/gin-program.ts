@@ -90,6 +90,44 @@ function stepOf(call: AnyCall, where: string): GinStep {
   };
 }
 
+/** What the facade compares the numbers of a call with. */
+export interface GinLimits {
+  readonly worldSize: number;
+  readonly signals: number;
+  readonly counters: number;
+  /** Of each rank's part of the memory. */
+  readonly byteLength: number;
+}
+
+const withPeer: readonly string[] = ['put', 'putValue', 'get', 'signal'];
+const widths: readonly number[] = [1, 2, 4, 8];
+
+/** The number that the facade refused, by its name and as it was given; kernels tell of their own form of it. Undefined: none is out of range. */
+function refusedOf(call: AnyCall, where: string, limits: GinLimits): EpError | undefined {
+  const { op, peer = 0, bytes = 0, to = 0, from = 0, add = 1 } = call;
+  const outside = (what: string, found: number, end: number): EpError | undefined => {
+    if (found >= 0 && found < end) return undefined;
+    const expected = end === 0 ? 'absent: there are none' : `an integer from 0 to ${end - 1}`;
+    return invalid(what, { where, expected, found });
+  };
+  const signals =
+    op.endsWith('Signal') || (withPeer.includes(op) && op !== 'get' && call.signal !== undefined && add !== 0);
+  const counts = op.endsWith('Counter') || (op === 'put' && call.counter !== undefined);
+  const id =
+    (withPeer.includes(op) ? outside('peer', peer, limits.worldSize) : undefined) ??
+    (signals ? outside('signal', call.signal ?? 0, limits.signals) : undefined) ??
+    (counts ? outside('counter', call.counter ?? 0, limits.counters) : undefined);
+  if (id !== undefined || op === 'signal' || !withPeer.includes(op)) return id;
+  if (op === 'putValue' && !widths.includes(bytes)) {
+    return invalid('bytes', { where, expected: widths.join(', '), found: bytes });
+  }
+  return (
+    outside('bytes', bytes, limits.byteLength + 1) ??
+    outside('to', to, limits.byteLength - bytes + 1) ??
+    (op === 'putValue' ? undefined : outside('from', from, limits.byteLength - bytes + 1))
+  );
+}
+
 /** The steps of one run. */
 export class GinProgram {
   readonly memory: NativeHostMemory;
@@ -123,12 +161,17 @@ export class GinProgram {
   }
 
   /** What ended the run. `life` of a rank: `EP_LIFE_*`. */
-  error(where: string, outcome: Outcome, timeoutMs: number, life: (peer: Rank) => number): EpError {
+  error(
+    where: string,
+    outcome: Outcome,
+    { timeoutMs, life, limits }: { timeoutMs: number; life: (peer: Rank) => number; limits: GinLimits },
+  ): EpError {
     const ended = this.#calls.findIndex((_, i) => (this.#step(i).flags & EP_GIN_ENDED) === 0);
     const at = ended < 0 ? where : `${where}: call ${ended} (${this.#calls[ended]!.op})`;
     const { stage, rank, expected, found, status } = outcome;
     if (stage === EP_STAGE_RANGE && codeOfStatus(status) === 'EP_INVALID_ARGUMENT') {
-      return new EpError('EP_INVALID_ARGUMENT', `${at}: ${found} is out of range, at most ${expected}`);
+      const refused = ended < 0 ? undefined : refusedOf(this.#calls[ended] as AnyCall, at, limits);
+      return refused ?? new EpError('EP_INVALID_ARGUMENT', `${at}: ${found} is out of range, at most ${expected}`);
     }
     if (stage === EP_STAGE_NIC) {
       const bits = (shift: number, width: number) => Number(BigInt.asUintN(width, BigInt(found) >> BigInt(shift)));

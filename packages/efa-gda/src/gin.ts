@@ -188,7 +188,12 @@ export class EfaGin extends Resource {
         this.#native.program(stream, part, program.memory, program.count, timeoutMs),
       );
       if (outcome.status === 0) return program.found();
-      throw program.error(where, outcome, timeoutMs, (peer) => (peer < 0 ? EP_LIFE_ALIVE : context.life(peer)));
+      const { signals, counters } = this;
+      throw program.error(where, outcome, {
+        timeoutMs,
+        life: (peer) => (peer < 0 ? EP_LIFE_ALIVE : context.life(peer)),
+        limits: { signals, counters, worldSize: this.#init.worldSize, byteLength: memory.byteLength },
+      });
     });
 
   /**

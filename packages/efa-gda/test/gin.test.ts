@@ -1,4 +1,5 @@
 /** Contexts of the GIN device API over a transport's memory, as JS makes them. What kernels do in them is tested in native/tests/efa and in e2e/gin-putvalue. */
+import type { GinCall } from '@ep/native';
 import { efaMemoryLayout, readEfaMemory } from '@ep/native/abi';
 import { afterEach, describe, expect, it } from 'vitest';
 import { openPair, openSides, type Pair } from './pair.js';
@@ -85,6 +86,30 @@ describe('a context', () => {
     await gin.close();
     expect(() => gin.readSignal(0)).toThrow('readSignal was called after close()');
     await expect(gin.testValues(sides[0].memory, 1)).rejects.toMatchObject({ code: 'EP_CLOSED' });
+  });
+
+  it.each<[message: string, call: GinCall]>([
+    ['peer must be an integer from 0 to 1, found 2', { op: 'put', peer: 2, from: 0, to: 0, bytes: 8 }],
+    ['peer must be an integer from 0 to 1, found -1', { op: 'signal', peer: -1, signal: 0 }],
+    ['signal must be an integer from 0 to 1, found 2', { op: 'signal', peer: 1, signal: 2 }],
+    ['counter must be an integer from 0 to 0, found 1', { op: 'put', peer: 1, from: 0, to: 0, bytes: 8, counter: 1 }],
+    ['signal must be an integer from 0 to 1, found 7', { op: 'waitSignal', signal: 7, value: 1n }],
+    ['counter must be an integer from 0 to 0, found 3', { op: 'readCounter', counter: 3 }],
+    ['signal must be an integer from 0 to 1, found 2', { op: 'resetSignal', signal: 2 }],
+    ['bytes must be an integer from 0 to 4096, found 4097', { op: 'put', peer: 1, from: 0, to: 0, bytes: 4097 }],
+    ['to must be an integer from 0 to 4088, found 4090', { op: 'put', peer: 1, from: 0, to: 4090, bytes: 8 }],
+    ['from must be an integer from 0 to 4088, found 4089', { op: 'get', peer: 1, from: 4089, to: 0, bytes: 8 }],
+    ['to must be an integer from 0 to 4088, found 4090', { op: 'putValue', peer: 1, to: 4090, bytes: 8, value: 1n }],
+    ['bytes must be 1, 2, 4, 8, found 3', { op: 'putValue', peer: 1, to: 0, bytes: 3 as 4, value: 1n }],
+  ])('names what it refuses of a call, as it was given: %s', async (message, call) => {
+    pair = await openPair();
+    const sides = await openSides(pair);
+    const gins = await Promise.all(pair.transports.map((one) => one.openGin({ signals: 2, counters: 1 })));
+    const calls: readonly GinCall[] = [{ op: 'flush' }, call];
+    await expect(gins[0]!.run(sides[0].memory, calls)).rejects.toMatchObject({
+      code: 'EP_INVALID_ARGUMENT',
+      message: `run: call 1 (${call.op}): ${message}`,
+    });
   });
 
   it('goes with its transport, also under a test that waits', async () => {
