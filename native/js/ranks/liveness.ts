@@ -1,6 +1,6 @@
 /** Which ranks have died, and the transport's `failed` signal that says so. */
 import { EpError, formatRanks, isEpError, type Rank } from '@ep/core';
-import { EP_LIFE_DEAD } from '../abi.gen.js';
+import { EP_LIFE_ABSENT, EP_LIFE_DEAD } from '../abi.gen.js';
 import type { NativeRankContext } from '../binding.js';
 
 /** What is refused towards a place into which nobody has come. */
@@ -34,6 +34,11 @@ export class Liveness {
 
   isDead(rank: Rank): boolean {
     return rank !== this.#rank && !this.#coming.includes(rank) && this.#context.life(rank) === EP_LIFE_DEAD;
+  }
+
+  /** Nobody is in its place. */
+  isAbsent(rank: Rank): boolean {
+    return rank >= 0 && rank !== this.#rank && this.#watching && this.#context.life(rank) === EP_LIFE_ABSENT;
   }
 
   /** Ranks whose thread or process has died (not those that closed in order). Two loads per rank, no system call. */

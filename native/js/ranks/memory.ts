@@ -126,7 +126,8 @@ class RankSignalPad implements SignalPad {
     );
     if (outcome.status === 0) return outcome.found;
     const progress = `awaited a value ${test.cmp} ${test.value}, found ${outcome.found}`;
-    throw liveness.notice(waitError(where, outcome, { awaited: options?.peers ?? [], timeoutMs, progress }));
+    const absent = liveness.isAbsent(outcome.rank);
+    throw liveness.notice(waitError(where, outcome, { awaited: options?.peers ?? [], timeoutMs, progress, absent }));
   }
 }
 

@@ -17,7 +17,13 @@ import { codeOfStatus, type Operations } from '../operations.js';
 export function waitError(
   where: string,
   outcome: Outcome,
-  details: { readonly awaited?: readonly number[]; readonly timeoutMs?: number; readonly progress: string },
+  details: {
+    readonly awaited?: readonly number[];
+    readonly timeoutMs?: number;
+    readonly progress: string;
+    /** Who is lost was never there. */
+    readonly absent?: boolean;
+  },
 ): EpError {
   const code = codeOfStatus(outcome.status);
   const awaited = details.awaited ?? [];
@@ -34,8 +40,13 @@ export function waitError(
       return new EpError(code, `${where}: timed out after ${details.timeoutMs} ms; ${details.progress}${who}`, {
         context: { ...context, timeoutMs: details.timeoutMs },
       });
-    case 'EP_PEER_LOST':
-      return new EpError(code, `${where}: ${formatRanks(lost)} died or closed; ${details.progress}${who}`, { context });
+    case 'EP_PEER_LOST': {
+      const why =
+        details.absent === true
+          ? `nobody is in the place of ${formatRanks(lost)} yet`
+          : `${formatRanks(lost)} died or closed`;
+      return new EpError(code, `${where}: ${why}; ${details.progress}${who}`, { context });
+    }
     case 'EP_CLOSED':
       return new EpError(code, `${where}: the transport was closed while waiting; ${details.progress}`, { context });
     default:
