@@ -184,7 +184,7 @@ export interface Succession {
   ) => Promise<SymmetricMemory>;
   /**
    * From now on the peer's part is this one, at the addresses of the one before. Nothing may be under way to that peer in it. Throws `EP_BUSY` while a thread of this process
-   * that had the part before is closing, and `EP_STALE_HANDLE` if that part is gone.
+   * that had the part before is closing, and `EP_PEER_LOST` if that part is gone.
    */
   readonly replace: (memory: SymmetricMemory, peer: Rank, part: Uint8Array) => void;
   /** Absent where those who stay reach each other as before when others come. */
