@@ -27,8 +27,8 @@ export class AdoptedRange extends Resource implements AdoptedMemory {
   ) {
     super('adopted memory');
     const where = 'adopt';
-    if (typeof memory?.address !== 'bigint') {
-      throw invalid('address', { where, expected: 'a bigint', found: memory?.address ?? memory });
+    if (typeof memory?.address !== 'bigint' || memory.address < 1n || memory.address >= 2n ** 64n) {
+      throw invalid('address', { where, expected: 'the address of bytes, a bigint', found: memory?.address ?? memory });
     }
     checkInteger(memory.byteLength, 'byteLength', where, 1);
     if (pins) checkPinnable(memory.byteLength, where);

@@ -96,8 +96,11 @@ export function checkHostAllocation(
   checkLimits(options, where, worldSize);
   const byteLength = checkInteger(options.byteLength, 'byteLength', where);
   const signalSlots = checkInteger(options.signalSlots, 'signalSlots', where, 0, capabilities.maxSignalSlots);
-  if (options.space === 'device')
-    throw new EpError('EP_UNSUPPORTED', `allocate: ${name} has host memory only${instead}`);
+  const { space }: { readonly space?: unknown } = options;
+  if (space !== undefined && space !== 'host' && space !== 'device') {
+    throw invalid('space', { where, expected: 'host or device', found: space });
+  }
+  if (space === 'device') throw new EpError('EP_UNSUPPORTED', `allocate: ${name} has host memory only${instead}`);
   refuseOver(options, name, refusesOver);
   return { byteLength, signalSlots };
 }

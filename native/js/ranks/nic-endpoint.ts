@@ -26,7 +26,7 @@ import { emptyPlace, type Liveness } from './liveness.js';
 import { RankMemory } from './memory.js';
 import { checkLimits, nativeTimeout, runWait, waitError } from './outcome.js';
 import { type AwaitedRequest, RequestEnds } from './request-ends.js';
-import { checkRemote, checkSameSize, type SignalWords, signalWords } from './requests.js';
+import { checkRemote, checkSameSize, checkValue, type SignalWords, signalWords } from './requests.js';
 
 /** A request that was posted: 0 if it has ended already, otherwise its number for `watch`. Signals: op 0 none, 1 add, 2 set. */
 export type PostedRequest = number;
@@ -359,6 +359,7 @@ export class NicEndpoint<C extends Need> extends Resource implements Endpoint<C>
 
   #putValue(to: RemoteRegion, word: bigint, update: SignalUpdate<C> | undefined, unawaited = false): PostedRequest {
     const target = this.#remote(to);
+    checkValue(word, to);
     const { op, slot, value } = this.#signalWords(update);
     const { nic } = this.#init;
     return nic.putValue(target, this.peer, to.byteOffset, to.byteLength, word, op, slot, value, unawaited);

@@ -15,6 +15,10 @@ export function signalWords(update: SignalUpdate<Need> | undefined): SignalWords
   if (update === undefined) return NO_SIGNAL;
   if (update === null) throw invalid('signal', { where: 'endpoint', expected: '{slot, op, value}', found: update });
   const { op, slot, value } = update;
+  const { order }: { readonly order?: unknown } = update;
+  if (order !== undefined && order !== 'bundled' && order !== 'prior') {
+    throw invalid('order', { where: `signal ${op}`, expected: 'bundled or prior', found: order });
+  }
   // Native code takes any value and makes a number of it: "5" would be taken for 5.
   if (typeof slot !== 'number')
     throw invalid('slot', { where: `signal ${op}`, expected: 'a slot number', found: slot });
@@ -25,6 +29,14 @@ export function signalWords(update: SignalUpdate<Need> | undefined): SignalWords
     throw invalid('value', { where: `signal ${op}`, expected: 'at most 64 bits', found: value });
   }
   return { op: op === 'add' ? 1 : 2, slot, value };
+}
+
+/** Of `putValue`: refuses a value of more bits than its bytes have, with a sign or without. Widths that there are not are refused by native code. */
+export function checkValue(value: bigint, { byteLength }: { readonly byteLength: number }): void {
+  if (typeof value !== 'bigint' || byteLength < 1 || byteLength > 8) return;
+  const bits = 8 * byteLength;
+  if (BigInt.asUintN(bits, value) === value || BigInt.asIntN(bits, value) === value) return;
+  throw invalid('value', { where: 'putValue', expected: `at most ${bits} bits, as its target has`, found: value });
 }
 
 /** Throws `EP_INVALID_ARGUMENT`. */

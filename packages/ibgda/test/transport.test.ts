@@ -108,6 +108,33 @@ describe('what a rank posts', () => {
   });
 });
 
+describe('what is no request', () => {
+  it('is refused: a value of more bits than its target, and an order that there is not', async () => {
+    const pair = await opened();
+    const [a, b] = await openSides(pair);
+    const word = (byteLength: number) => a.memory.remote(1, 0, byteLength);
+    const refused = (what: string) => ({ code: 'EP_INVALID_ARGUMENT', context: { what } });
+    for (const [bytes, value] of [
+      [1, 256n],
+      [1, -129n],
+      [4, 2n ** 32n],
+      [8, 2n ** 64n],
+    ] as const) {
+      await expect(a.endpoint.putValue(word(bytes), value)).rejects.toMatchObject(refused('value'));
+    }
+    for (const [bytes, value] of [
+      [1, 255n],
+      [1, -128n],
+      [8, 2n ** 64n - 1n],
+    ] as const) {
+      await a.endpoint.putValue(word(bytes), value);
+    }
+    expect(b.memory.view('u8', 0, 2)).toEqual(Uint8Array.of(255, 255));
+    const update = { slot: 0, op: 'add', value: 1n, order: 'later' as 'prior' } as const;
+    await expect(a.endpoint.signal(a.memory, update)).rejects.toMatchObject(refused('order'));
+  });
+});
+
 describe('memory', () => {
   it('of the caller is sent from once it was adopted, and not after', async () => {
     const pair = await opened();
@@ -127,6 +154,19 @@ describe('memory', () => {
   it('that is not mapped cannot be adopted', async () => {
     const pair = await opened();
     await expect(pair.transports[0].adopt({ address: 4096n, byteLength: 64 })).rejects.toThrow('not all mapped');
+  });
+
+  it('at an address that is none, in a space that there is not, is refused', async () => {
+    const pair = await opened();
+    const [transport] = pair.transports;
+    const refused = { code: 'EP_INVALID_ARGUMENT' };
+    await expect(transport.adopt({ address: 0n, byteLength: 64 })).rejects.toMatchObject(refused);
+    await expect(transport.adopt({ address: 2n ** 64n, byteLength: 64 })).rejects.toMatchObject(refused);
+    const size = { byteLength: 64, signalSlots: 1 };
+    await expect(transport.allocate({ ...size, space: 'gpu' as 'device' })).rejects.toMatchObject({
+      ...refused,
+      context: { what: 'space' },
+    });
   });
 
   it('of a peer is not mapped: only the NIC reaches it', async () => {

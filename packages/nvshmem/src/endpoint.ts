@@ -22,6 +22,7 @@ import {
   checkLimits,
   checkRemote,
   checkSameSize,
+  checkValue,
   emptyPlace,
   type Liveness,
   RankMemory,
@@ -200,6 +201,7 @@ export class ShmEndpoint extends Resource implements Endpoint<Need> {
 
   #putValue(to: RemoteRegion, word: bigint, update: SignalUpdate<Need> | undefined): void {
     const target = this.#remote(to);
+    checkValue(word, to);
     const { op, slot, value } = signalWords(update);
     target.putValue(this.peer, to.byteOffset, to.byteLength, word, op, slot, value);
   }

@@ -30,6 +30,7 @@ import {
   checkLimits,
   checkRemote,
   checkSameSize,
+  checkValue,
   DeviceMemory,
   type Liveness,
   nativeTimeout,
@@ -185,6 +186,7 @@ export class NvshmemEndpoint extends Resource implements Endpoint<NvshmemNeeds> 
   #putValue(to: RemoteRegion, word: bigint, update: SignalUpdate<NvshmemNeeds> | undefined): OperationId {
     const { world, stream } = this.#init;
     const target = this.#remote(to);
+    checkValue(word, to);
     const { op, slot, value } = signalWords(update);
     return world.putValue(stream, target, this.peer, to.byteOffset, to.byteLength, word, op, slot, value);
   }
