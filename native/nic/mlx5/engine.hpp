@@ -4,6 +4,7 @@
 // Not thread-safe: mlx5_soft locks around it. Time is given by the caller, so that tests have their own.
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <functional>
 #include <map>
@@ -88,6 +89,8 @@ class engine {
   bool take_event(dl::mlx5_event& event);
   const engine_options& options() const { return options_; }
   int64_t now_ns() const { return now_ns_; }
+  // For what happens between two polls: commands come from the program's own threads, also before the first poll and while the NIC sleeps.
+  void advance_clock(int64_t now_ns) { now_ns_ = std::max(now_ns_, now_ns); }
 
  private:
   void doorbell(doorbell_page& page, uint64_t value);

@@ -141,6 +141,8 @@ result<nothing> soft_device::command(const char* call, std::span<const uint8_t> 
     command_answer answer;
     {
       const turn mine(*this);
+      // Without a thread, time is the caller's, who steps.
+      if (options_.threaded) engine_->advance_clock(clock_now_ns());
       answer = command_run(*engine_, in, out);
     }
     if (answer.status == EP_MLX5_CMD_STATUS_OK) return nothing{};

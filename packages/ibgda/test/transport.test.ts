@@ -108,6 +108,24 @@ describe('what a rank posts', () => {
   });
 });
 
+describe('a trace', () => {
+  it('has one clock for commands and requests, from the first one on', async () => {
+    const pair = await opened({ traceEvents: 1000 });
+    const [a] = await openSides(pair);
+    await a.endpoint.putValue(a.memory.remote(1, 8, 4), 1n);
+    const events = a.transport
+      .trace()
+      .split('\n')
+      .filter((line) => line !== '')
+      .map((line) => JSON.parse(line) as { readonly t: number; readonly kind: string });
+    expect(new Set(events.map(({ kind }) => kind))).toEqual(new Set(['command', 'doorbell', 'request']));
+    // The machine's clock began long before: commands of time 0 would be that far away.
+    const times = events.map(({ t }) => t);
+    expect(Math.min(...times)).toBeGreaterThan(0);
+    expect(Math.max(...times) - Math.min(...times)).toBeLessThan(30e9);
+  });
+});
+
 describe('what is no request', () => {
   it('is refused: a value of more bits than its target, and an order that there is not', async () => {
     const pair = await opened();
