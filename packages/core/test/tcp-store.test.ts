@@ -359,6 +359,22 @@ describe('the client', () => {
     expect(connects).toBeLessThanOrEqual(5);
   });
 
+  it('waits again for a key that was deleted and set anew, and reads no value that it never had', async () => {
+    const { open } = await serve();
+    const [reader, writer] = [await open(), await open()];
+    for (let round = 0; round < 20; round++) {
+      const key = `k${round}`;
+      const both = [reader.get(key), reader.multiGet([key, key])] as const;
+      await writer.set(key, bytes('first'));
+      await writer.delete(key);
+      await writer.set(key, bytes('second'));
+      const [one, many] = await Promise.all(both);
+      for (const value of [one, ...many]) expect(text(value)).toMatch(/^(first|second)$/);
+    }
+    await writer.set('empty', bytes(''));
+    expect((await reader.multiGet(['empty', 'k0', 'empty'])).map(text)).toEqual(['', 'second', '']);
+  });
+
   it('ends with an error when the server sends what nobody asked for', async () => {
     const lying = createServer((socket) => {
       socket.on('error', () => {});
