@@ -30,6 +30,8 @@ export interface EngineInit {
   readonly stream?: GpuQueue;
   /** Of a group whose ranks may change later: how. Absent: all of `ranks`, of which none comes later. */
   readonly elastic?: ElasticInit;
+  /** Members that the group which this one is made from has lost: one that never opened this one is heard of nowhere else. */
+  readonly lost?: (() => readonly Rank[]) | undefined;
 }
 
 export interface ElasticInit {

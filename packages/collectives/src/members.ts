@@ -50,8 +50,15 @@ interface Proposal {
 /** HAZARD: a rank whose call was refused, or that others waited for in vain, has counted otherwise: the group's is the highest number that any has. */
 const agreedNumber = (numbers: Iterable<number>): number => Math.max(...numbers);
 
+/** What all ranks that made the call know alike of a group that is about to be opened. */
+export interface Agreed {
+  readonly made: number;
+  /** Who has agreed to it: nobody waits for others. */
+  readonly contributors: readonly Rank[];
+}
+
 /** The number of the group. Throws `EP_MISMATCH` on all ranks alike unless all propose the same: names those outside of the majority, or everybody where there is none. */
-export async function agreeOnMembers(lane: Lane, op: string, proposal: Proposal, limits: CallLimits): Promise<number> {
+export async function agreeOnMembers(lane: Lane, op: string, proposal: Proposal, limits: CallLimits): Promise<Agreed> {
   const { size } = lane.engine;
   const { ranks, label } = proposal;
   const label32 = label === undefined ? 0 : createHash('sha256').update(label).digest().readInt32LE() | 1;
@@ -69,7 +76,9 @@ export async function agreeOnMembers(lane: Lane, op: string, proposal: Proposal,
     if (camp === undefined) camps.set(key, [rank]);
     else camp.push(rank);
   }
-  if (camps.size === 1) return agreedNumber([...gathered.values()].map(([made]) => made!));
+  if (camps.size === 1) {
+    return { made: agreedNumber([...gathered.values()].map(([made]) => made!)), contributors: [...gathered.keys()] };
+  }
   const [largest, ...others] = [...camps.values()].sort((a, b) => b.length - a.length || a[0]! - b[0]!) as [
     Rank[],
     ...Rank[][],

@@ -3,6 +3,8 @@ import {
   type AbortOptions,
   checkInteger,
   type DType,
+  EpError,
+  formatRanks,
   invalid,
   prefixStore,
   type Rank,
@@ -55,6 +57,10 @@ export interface Membership {
   readonly signal?: AbortSignal | undefined;
   /** All members from the beginning to the end unless given. */
   readonly elastic?: ElasticInit;
+  /** Members that open it; all of them unless given. */
+  readonly active?: readonly Rank[] | undefined;
+  /** Members that are known to be lost by now. */
+  readonly lost?: (() => readonly Rank[]) | undefined;
   /** Of calls on tensors of a GPU; that of the first group unless given. */
   readonly stream?: GpuQueue | undefined;
   /** Runs when the group has been closed, with the members that took part until then. */
@@ -273,7 +279,7 @@ export class ProcessGroup extends Collectives {
 
   /**
    * Collective over this group, also for the ranks that are not named. A group of `ranks`, in that order: the first becomes rank 0. Undefined where this
-   * rank is not among them. `timeoutMs` is also that of the group's calls, this group's unless given. Closed with this group, if not before. Throws
+   * rank is not among them. Members that take no part in this group take none in the new one. `timeoutMs` is also that of the group's calls, this group's unless given. Closed with this group, if not before. Throws
    * `EP_MISMATCH` on all ranks, naming who gave another list.
    */
   async newGroup(ranks: readonly Rank[], options: NewGroupOptions = {}): Promise<ProcessGroup | undefined> {
@@ -285,10 +291,12 @@ export class ProcessGroup extends Collectives {
       throw invalid('name', { where: op, expected: 'a string', found: name });
     const stream = this.#streamOf(op, options);
     const limits = this.limits(op, options);
-    const made = await agreeOnMembers(this.lane, op, { ranks, label: name, made: ++this.#made }, limits);
+    const agreed = await agreeOnMembers(this.lane, op, { ranks, label: name, made: ++this.#made }, limits);
+    const { made, contributors } = agreed;
     this.#made = Math.max(this.#made, made);
     const label = name ?? `${made}`;
-    return this.#open(op, ranks, { name: `${this.name}/${label}`, id: `${this.#id}/${made}`, stream }, limits);
+    const named = { name: `${this.name}/${label}`, id: `${this.#id}/${made}`, stream };
+    return this.#open(op, { ranks, contributors }, named, limits);
   }
 
   /**
@@ -304,7 +312,8 @@ export class ProcessGroup extends Collectives {
     const { made, ranks } = await agreeOnColors(this.lane, op, { color, key, made: ++this.#made }, limits);
     this.#made = Math.max(this.#made, made);
     const part = `${made}.${color}`;
-    return this.#open(op, ranks, { name: `${this.name}/${part}`, id: `${this.#id}/${part}`, stream }, limits);
+    const named = { name: `${this.name}/${part}`, id: `${this.#id}/${part}`, stream };
+    return this.#open(op, { ranks, contributors: ranks ?? [] }, named, limits);
   }
 
   /** `signal` cuts off operations under way, which are otherwise awaited; receives are not awaited. Groups made from this one are closed before. */
@@ -350,7 +359,7 @@ export class ProcessGroup extends Collectives {
 
   async #open(
     op: string,
-    ranks: readonly Rank[] | undefined,
+    { ranks, contributors }: { readonly ranks: readonly Rank[] | undefined; readonly contributors: readonly Rank[] },
     named: Pick<Membership, 'name' | 'id' | 'stream'>,
     limits: CallLimits,
   ): Promise<ProcessGroup | undefined> {
@@ -358,9 +367,26 @@ export class ProcessGroup extends Collectives {
     if (ranks === undefined || rank < 0) return undefined;
     this.checkOpen(op);
     const worldRanks = ranks.map((member) => this.ranks[member]!);
+    // HAZARD: the same on all members, because it is what the call that all have completed says; what this rank knows of losses by now is not.
+    const active = [...ranks.keys()].filter((member) => contributors.includes(ranks[member]!));
+    if (this.#engine.device !== undefined && active.length < ranks.length) {
+      const lost = ranks.filter((member) => !contributors.includes(member));
+      throw new EpError(
+        'EP_PEER_LOST',
+        `${op}: ${formatRanks(lost)} died or left: all members of a group with a device open it`,
+        {
+          context: { lost },
+        },
+      );
+    }
+    const lost = (): readonly Rank[] => {
+      if (this.#engine.closed) return [];
+      const seen = this.#engine.connections();
+      return [...ranks.keys()].filter((member) => seen[ranks[member]!]?.state === 'lost');
+    };
     // Nothing is kept of one that is closed before this one.
     const release = async (): Promise<void> => void this.children.remove(group);
-    const group = await openGroup(this.#world, { ...named, ...limits, rank, ranks: worldRanks, release });
+    const group = await openGroup(this.#world, { ...named, ...limits, rank, ranks: worldRanks, active, lost, release });
     try {
       this.checkOpen(op);
       return this.children.add(group);
@@ -374,7 +400,8 @@ export class ProcessGroup extends Collectives {
 
 /** Opens this rank's side of a group; who its members are has been agreed. Where that fails, `release` stays the caller's to call. */
 export async function openGroup(world: World, membership: Membership): Promise<ProcessGroup> {
-  const { name, id, rank, ranks, timeoutMs, signal, elastic, stream } = membership;
+  const { name, id, rank, ranks, timeoutMs, signal, elastic, stream, lost } = membership;
+  const { active = [...ranks.keys()] } = membership;
   const { factory, recorder, ranksOnHost } = world;
   const store = prefixStore(world.store, `ep/group/${id}`);
   let leaveRecorder: (() => void) | undefined;
@@ -395,7 +422,8 @@ export async function openGroup(world: World, membership: Membership): Promise<P
       ...(ranksOnHost !== undefined && { ranksOnHost }),
       ...(signal && { signal }),
       ...(stream && { stream }),
-      elastic: elastic ?? { capacity: ranks.length, active: [...ranks.keys()], joins: false, evicts: world.evicts },
+      elastic: elastic ?? { capacity: ranks.length, active, joins: false, evicts: world.evicts },
+      ...(lost && { lost }),
     });
     opened = engine;
     leaveRecorder = recorder.openGroup({ name: id, ranks, rank, view: () => engine.view() });

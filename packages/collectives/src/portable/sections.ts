@@ -31,6 +31,8 @@ export type SectionName = Pick<Section, 'index' | 'token'>;
 interface Taken {
   readonly token: string;
   readonly name: string;
+  /** Of the group, unlike that of any other. */
+  readonly key: string;
   /** By rank of the group: its rank of the transport. */
   readonly ranks: readonly number[];
   /** Ranks of the group that have opened it. */
@@ -63,6 +65,9 @@ const recordKey = (index: number): string => `collectives/sections/${index}`;
 const closedKey = ({ index, token }: SectionName): string => `${recordKey(index)}/closed/${token}`;
 const closingKey = (section: SectionName, rank: number): string => `${closedKey(section)}/${rank}`;
 
+/** Another text each time: whoever compares with an older one must not win. */
+const freeRecord = (token: string): Uint8Array => toJson({ free: `${token} ${randomBytes(8).toString('hex')}` });
+
 /** Undefined for a section that is free, and for one that nobody has had yet. */
 function parseTaken(held: Uint8Array | undefined): Taken | undefined {
   const record = held === undefined ? undefined : (JSON.parse(Buffer.from(held).toString()) as Partial<Taken>);
@@ -87,19 +92,18 @@ export class Sections {
   }
 
   /** Finds a free section and takes it, for the ranks of a group of which `members` open it from the beginning. Throws `EP_CAPACITY`. */
-  async take(name: string, ranks: readonly number[], members: readonly number[]): Promise<SectionName> {
+  async take(name: string, ranks: readonly number[], members: readonly number[], key: string): Promise<SectionName> {
     const { store, count } = this.#init;
     const token = randomBytes(8).toString('hex');
     const lives = ranks.map((_, rank) => (members.includes(rank) ? this.#lifeOf(ranks[rank]!) : ''));
-    const mine = toJson({ token, name, ranks, members, lives } satisfies Taken);
+    const mine = toJson({ token, name, key, ranks, members, lives } satisfies Taken);
     const until = performance.now() + LONGEST_WAIT_MS;
     for (;;) {
       for (let index = 0; index < count; index++) {
-        const key = recordKey(index);
         // Read first: whoever asks again and again must not write each time.
-        const held = await readKey(store, key);
+        const held = await readKey(store, recordKey(index));
         if (parseTaken(held) !== undefined) continue;
-        if (same(await store.compareSet(key, held ?? NOTHING, mine), mine)) return { index, token };
+        if (same(await store.compareSet(recordKey(index), held ?? NOTHING, mine), mine)) return { index, token };
       }
       const found: Settled[] = [];
       for (let index = 0; index < count; index++) found.push(await this.#settle(index));
@@ -112,6 +116,24 @@ export class Sections {
       `group ${name}: all ${count} groups that fit this transport are open, or lost a member that may still write; close some, or raise maxGroups of the first group on this transport`,
       { context: { maxGroups: count } },
     );
+  }
+
+  /** Of a group whose members do not know of it: who took it is lost. */
+  async takenFor(key: string): Promise<SectionName | undefined> {
+    const { store, count } = this.#init;
+    for (let index = 0; index < count; index++) {
+      const record = parseTaken(await readKey(store, recordKey(index)));
+      if (record?.key === key) return { index, token: record.token };
+    }
+    return undefined;
+  }
+
+  /** Of one that was taken in vain: nobody has heard of it. */
+  async putBack({ index, token }: SectionName): Promise<void> {
+    const { store } = this.#init;
+    const held = await readKey(store, recordKey(index));
+    if (held === undefined || parseTaken(held)?.token !== token) return;
+    await store.compareSet(recordKey(index), held, freeRecord(token));
   }
 
   /**
@@ -220,8 +242,7 @@ export class Sections {
       if (own !== undefined && own.section.token !== record.token) return 'other';
       const verdict = await this.#judge({ index, token: record.token }, record, own?.rank);
       if (verdict !== 'free') return verdict;
-      // Another text each time: whoever compares with an older one must not win.
-      const free = toJson({ free: `${record.token} ${randomBytes(8).toString('hex')}` });
+      const free = freeRecord(record.token);
       if (!same(await store.compareSet(recordKey(index), held, free), free)) continue;
       await store.delete(closedKey({ index, token: record.token }));
       for (const rank of record.members) await store.delete(closingKey({ index, token: record.token }, rank));

@@ -179,7 +179,7 @@ export class ViewRounds {
     const { signal } = view.over;
     const key = sectionKey(view.key);
     if (rank === view.members[0]) {
-      view.place = await this.#take(signal);
+      view.place = await this.#take(view);
       if (view.place !== undefined) await store.set(key, Buffer.from(JSON.stringify(view.place)));
       return;
     }
@@ -189,12 +189,12 @@ export class ViewRounds {
   }
 
   /** Undefined where there was none until the view was over. */
-  async #take(signal: AbortSignal): Promise<SectionName | undefined> {
+  async #take({ key, over: { signal } }: View): Promise<SectionName | undefined> {
     const { arena, options } = this.#init;
     const { name, ranks, rank } = options;
     for (let pauseMs = FIRST_PAUSE_MS; !signal.aborted; pauseMs = Math.min(2 * pauseMs, LONGEST_PAUSE_MS)) {
       try {
-        return await arena.spare!.take(name, ranks, [rank]);
+        return await arena.spare!.take(name, ranks, [rank], key);
       } catch (error) {
         if (!isEpError(error) || error.code !== 'EP_CAPACITY') throw error;
       }

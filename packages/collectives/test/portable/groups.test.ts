@@ -1,7 +1,9 @@
 /** Several groups on one transport: sections, names, capacity, and what is given back. */
-import { prefixStore } from '@ep/core';
+import { type HostileTransport, hostile } from '@ep/conformance/hostile';
+import { memoryStore, prefixStore, type Store } from '@ep/core';
 import { describe, expect, it } from 'vitest';
 import type { GroupEngine } from '../../src/engine.js';
+import { initProcessGroup, type ProcessGroup } from '../../src/index.js';
 import { openPortableEngine } from '../../src/portable/engine.js';
 import { layOut, smallestSection } from '../../src/portable/layout.js';
 import { complete, pause, rejection, SMALL_STAGING, World, withMembers } from './world.js';
@@ -30,6 +32,13 @@ async function sumOver(
   );
   return outputs.map((output) => output[599]!);
 }
+
+/** Of a rank that is lost once it has taken a section, before it has told of it. */
+const tellsNothing = (store: Store): Store =>
+  withMembers(store, {
+    compareSet: (key, expected, desired) =>
+      key.endsWith('/section') ? new Promise(() => {}) : store.compareSet(key, expected, desired),
+  });
 
 describe('groups of one transport', () => {
   it('overlap, in orders of their own, at the same time', async () => {
@@ -159,6 +168,69 @@ describe('groups of one transport', () => {
     await Promise.all([...calls, late.run(complete({ kind: 'barrier' }, 1))]);
     expect(early[0]!.connections()[2]).toEqual({ rank: 2, state: 'connected' });
     await Promise.all([...early, late].map((engine) => engine.close()));
+  });
+
+  it('whose lowest members are lost before they have found a section open nevertheless, and tell that once', async () => {
+    for (const [lost, found] of [
+      [[0], false],
+      [[0, 1], false],
+      [[0], true],
+    ] as const) {
+      await using world = await World.open({ size: 4, stagingBytes: SMALL_STAGING, maxGroups: 2 });
+      const open = (rank: number): Promise<GroupEngine> =>
+        openPortableEngine({
+          transport: world.transports[rank]!,
+          store: found && rank === 0 ? tellsNothing(world.stores[0]!) : world.stores[rank]!,
+          ranks: [0, 1, 2, 3],
+          rank,
+          name: 'orphan',
+          timeoutMs: 20_000,
+        });
+      if (found) void open(0).catch(() => {});
+      const left = [0, 1, 2, 3].filter((rank) => !lost.some((one) => one === rank));
+      const opening = left.map(open);
+      await pause(50);
+      await Promise.all(lost.map((rank) => world.lose(rank)));
+      const engines = await Promise.all(opening);
+      // Two that are lost are told by one call, or by one each.
+      const ends = await Promise.all(
+        engines.map(async (engine) => {
+          for (let sequence = 1; ; sequence++) {
+            try {
+              return { sequence, ...(await engine.run(complete({ kind: 'barrier' }, sequence))) };
+            } catch (error) {
+              expect(error).toMatchObject({ code: 'EP_PEER_LOST' });
+            }
+          }
+        }),
+      );
+      for (const end of ends) expect(end).toEqual({ ...ends[0], contributors: left });
+      expect(ends[0]!.sequence - 1).toBeLessThanOrEqual(lost.length);
+      await Promise.all(engines.map((engine) => engine.close()));
+    }
+  });
+
+  it('are kept by the lowest of those who agreed to them', async () => {
+    const { signal } = new AbortController();
+    const store = memoryStore();
+    const [transports, groups] = [[], []] as [HostileTransport[], ProcessGroup[]];
+    await Promise.all(
+      [0, 1, 2].map(async (rank) => {
+        const backend = await hostile.open({ rank, worldSize: 3, store: prefixStore(store, 'transport') }, { signal });
+        transports[rank] = backend;
+        groups[rank] = await initProcessGroup({ backend, store, timeoutMs: 20_000 });
+      }),
+    );
+    await Promise.all(groups.map((group) => group.barrier()));
+    await transports[0]!.close();
+    const left = groups.slice(1);
+    await Promise.allSettled(left.map((group) => group.barrier()));
+    const made = await Promise.all(left.map((group) => group.newGroup([0, 1, 2], { timeoutMs: 10_000 })));
+    const works = made.map((group) => group!.barrier());
+    await Promise.all(works);
+    for (const work of works) expect(work.contributors).toEqual([1, 2]);
+    await Promise.allSettled(groups.map((group) => group.destroy()));
+    await Promise.all(transports.map((transport) => transport.close()));
   });
 
   it('tell who opens late that a member has been there and has left', async () => {
