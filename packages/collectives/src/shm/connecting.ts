@@ -14,6 +14,9 @@ export type Connection = 'self' | 'connecting' | 'connected' | 'lost';
 /** What a rank publishes: which of the processes that have had the rank it is, as four bytes, then the handle of its segment. */
 const keyOf = (rank: Rank): string => `shm/${rank}`;
 const COUNT_BYTES = 4;
+/** Of the processes that were there from the beginning. */
+const FIRST_LIFE = 1;
+const GONE_BEFORE = 'it died or closed the group that this one was made from before it opened this one';
 
 /** The number of a process that comes after those that were there from the beginning, which all are 1. */
 export async function nextIncarnation(store: Store, rank: Rank): Promise<number> {
@@ -25,6 +28,7 @@ export class Connecting {
   readonly #store: Store;
   readonly #rank: Rank;
   readonly #incarnation: number;
+  readonly #lost: () => readonly Rank[];
   /** Looked for until they are there; who was asked for in vain goes to the end. */
   readonly #awaited: Set<Rank>;
   /** Of each rank the latest process that was found. */
@@ -38,12 +42,24 @@ export class Connecting {
   constructor(
     group: NativeCollectiveGroup,
     store: Store,
-    { rank, incarnation, awaited }: { rank: Rank; incarnation: number; awaited: readonly Rank[] },
+    {
+      rank,
+      incarnation,
+      awaited,
+      lost,
+    }: {
+      rank: Rank;
+      incarnation: number;
+      awaited: readonly Rank[];
+      /** Of whom it is known otherwise that they do not come any more. */
+      lost: () => readonly Rank[];
+    },
   ) {
     this.#group = group;
     this.#store = store;
     this.#rank = rank;
     this.#incarnation = incarnation;
+    this.#lost = lost;
     this.#awaited = new Set(awaited.filter((peer) => peer !== rank));
     this.#round = this.#begin();
   }
@@ -87,10 +103,18 @@ export class Connecting {
   async #look(pauseMs: number): Promise<void> {
     const before = this.#awaited.size;
     let misses = 0;
+    // HAZARD: asked before the store: what one has published that is gone since is found there, and it is lost with what it did.
+    const lost = this.#lost();
     for (const peer of [...this.#awaited]) {
       if (this.#closed) return;
+      const isLost = lost.includes(peer);
       await this.#find(peer);
-      if (!this.#awaited.delete(peer)) continue;
+      if (this.#closed || !this.#awaited.delete(peer)) continue;
+      if (isLost) {
+        this.#details.set(peer, GONE_BEFORE);
+        this.#group.lose(peer, FIRST_LIFE);
+        continue;
+      }
       this.#awaited.add(peer);
       if (++misses === MISSES_IN_A_LOOK) break;
     }

@@ -231,8 +231,8 @@ class ShmEngine extends Resource implements GroupEngine {
   }
 
   #connect(incarnation: number): Connecting {
-    const { rank, store } = this.#init;
-    return new Connecting(this.#group, store, { rank, incarnation, awaited: this.#elastic.active });
+    const { rank, store, lost = () => [] } = this.#init;
+    return new Connecting(this.#group, store, { rank, incarnation, awaited: this.#elastic.active, lost });
   }
 
   async #refresh(limits?: LookLimits): Promise<void> {

@@ -44,3 +44,37 @@ test('arrays of a SharedArrayBuffer are as good as others', async () => {
     await Promise.all([groups[0]!.send(arrays[0]!, 1), groups[1]!.recv(arrays[1]!, 0)]);
   }
 });
+
+test('a group made from one that lost a rank goes on without it, also where that is lost before it opens its side', async () => {
+  for (const when of ['before', 'meanwhile'] as const) {
+    const store = memoryStore();
+    const open = (rank: number) => initProcessGroup({ backend: 'shm', store, rank, worldSize: 3, timeoutMs: 20_000 });
+    const groups = await Promise.all([open(0), open(1), open(2)]);
+    const left = groups.slice(0, 2);
+    onTestFinished(async () => void (await Promise.all(left.map((group) => group.destroy()))));
+    await Promise.all(groups.map((group) => group.barrier()));
+    if (when === 'before') {
+      await groups[2]!.destroy();
+      await Promise.allSettled(left.map((group) => group.barrier()));
+    }
+    const making = left.map((group) => group.newGroup([0, 1, 2]));
+    if (when === 'meanwhile') {
+      // What newGroup() exchanges first; then it is gone.
+      const outputs = [0, 1, 2].map(() => new Int32Array(6));
+      await groups[2]!.allGather(outputs, Int32Array.of(1, 0, 3, 0, 1, 2));
+      await groups[2]!.destroy();
+    }
+    const made = await Promise.all(making);
+    const works = made.map((group) => group!.barrier({ timeoutMs: 10_000 }));
+    await Promise.all(works);
+    for (const work of works) expect(work.contributors).toEqual([0, 1]);
+    for (const group of made) expect(group!.activeRanks).toEqual([0, 1]);
+    if (when === 'meanwhile') {
+      expect(made[0]!.connections()[2]).toMatchObject({
+        rank: 2,
+        state: 'lost',
+        detail: expect.stringContaining('before it opened this one'),
+      });
+    }
+  }
+});
