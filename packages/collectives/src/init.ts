@@ -123,38 +123,56 @@ async function lifeOf(
   }
 }
 
+/** What whoever opens a group first says of it. */
+interface Opening {
+  readonly rank: number;
+  readonly worldSize: number;
+  readonly capacity: number;
+  readonly active: readonly number[];
+  readonly evicts: boolean;
+}
+
+const onTimeoutOf = ({ evicts }: Pick<Opening, 'evicts'>): string => (evicts ? "'evict'" : "'poison'");
+
 /**
- * Of how many ranks the group may become: whoever opens it first says so. A rank that joins it takes that over, unless it was told something else. Throws
- * `EP_INVALID_ARGUMENT` where ranks were told different numbers: memory and keys are made for them, so that such ranks would wait for each other in vain.
+ * Whoever opens the group first says of how many ranks it is and may become, who takes part, and what becomes of those that are late. A rank that joins it takes over what it was not told
+ * otherwise. Throws `EP_INVALID_ARGUMENT` where ranks were told different things, of which memory, keys and agreements are made: such ranks would wait for each other in vain, or go on with
+ * different members.
  */
-async function agreeOnCapacity(
+async function agreeOnOpening(
   store: Store,
   key: string,
-  rank: number,
-  { capacity, joins }: ElasticInit,
-  { asked, timeoutMs, signal }: { asked: number | undefined; timeoutMs: number; signal?: AbortSignal | undefined },
-): Promise<number> {
+  mine: Opening,
+  joins: boolean,
+  { options, timeoutMs, signal }: { options: InitOptions; timeoutMs: number; signal?: AbortSignal | undefined },
+): Promise<Pick<Opening, 'capacity' | 'evicts'>> {
   // HAZARD: one that joins only reads: it may be here before those who have opened the group have said it.
-  const mine = new Uint8Array(Buffer.from(`${capacity}`));
+  const bytes = new Uint8Array(Buffer.from(JSON.stringify(mine)));
   const held = joins
     ? await store.get(key, { timeoutMs, ...(signal && { signal }) })
-    : await store.compareSet(key, new Uint8Array(0), mine);
-  const others = Number(Buffer.from(held).toString());
-  if (joins ? asked !== undefined && asked !== others : capacity !== others) {
-    throw invalid('maxGroupSize', {
-      where: WHERE,
-      expected: `${others}, as those who opened the group first have it`,
-      found: capacity,
+    : await store.compareSet(key, new Uint8Array(0), bytes);
+  const others = JSON.parse(Buffer.from(held).toString()) as Opening;
+  const knobs: readonly (readonly [what: string, counts: boolean, here: string, there: string])[] = [
+    ['worldSize', !joins, `${mine.worldSize}`, `${others.worldSize}`],
+    ['maxGroupSize', !joins || options.maxGroupSize !== undefined, `${mine.capacity}`, `${others.capacity}`],
+    ['activeRanks', !joins, formatRanks(mine.active), formatRanks(others.active)],
+    ['onTimeout', !joins || options.onTimeout !== undefined, onTimeoutOf(mine), onTimeoutOf(others)],
+  ];
+  for (const [what, counts, here, there] of knobs) {
+    if (!counts || here === there) continue;
+    const expected = `${there}, as rank ${others.rank} has it, which opened the group first`;
+    throw new EpError('EP_INVALID_ARGUMENT', `${WHERE}: ${what} must be ${expected}; rank ${mine.rank} has ${here}`, {
+      context: { where: WHERE, what, expected: there, found: here, ranks: [others.rank, mine.rank] },
     });
   }
-  if (rank >= others) {
+  if (mine.rank >= others.capacity) {
     throw invalid('rank', {
       where: WHERE,
-      expected: `less than ${others}, the maxGroupSize of the others`,
-      found: rank,
+      expected: `less than ${others.capacity}, the maxGroupSize of the others`,
+      found: mine.rank,
     });
   }
-  return others;
+  return { capacity: others.capacity, evicts: others.evicts };
 }
 
 /**
@@ -179,16 +197,17 @@ export async function initProcessGroup(options: InitOptions = {}): Promise<Proce
     const asked = elasticInit(options, rank, worldSize);
     const key = `ep/groups/${attempt}/${name}`;
     const life = await lifeOf(store, key, rank, asked, { timeoutMs, signal });
-    const limits = { asked: options.maxGroupSize, timeoutMs, signal };
-    let capacity: number;
+    const mine = { rank, worldSize, capacity: asked.capacity, active: asked.active, evicts: asked.evicts };
+    let agreed: Pick<Opening, 'capacity' | 'evicts'>;
     try {
-      capacity = await agreeOnCapacity(store, `${key}/most/${life}`, rank, asked, limits);
+      const limits = { options, timeoutMs, signal };
+      agreed = await agreeOnOpening(store, `${key}/opening/${life}`, mine, asked.joins, limits);
     } catch (error) {
       // It has opened nothing: when it tries again, it is to find the same group.
       if (!asked.joins) await store.add(`${key}/${rank}`, -1).catch(() => {});
       throw error;
     }
-    const elastic = { ...asked, capacity };
+    const elastic = { ...asked, ...agreed };
     const id = `${name}${attempt === 0 ? '' : `@${attempt}`}${life === 1 ? '' : `#${life}`}`;
     const recorder = new FlightRecorder({ world: id, rank, size: worldSize });
     const world = {

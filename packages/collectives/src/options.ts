@@ -125,7 +125,8 @@ export interface InitOptions extends AbortOptions {
   readonly maxGroupSize?: number;
   /**
    * When a call's time is up: `poison`, it ends with `EP_TIMEOUT` on all, and the group is of no use until `deactivate()`; or `evict`, those that have not
-   * come are taken out of the group, as if they had died (over a transport: those that do not answer either). `poison` unless given.
+   * come are taken out of the group, as if they had died (over a transport: those that do not answer either). The same on all; `poison` unless given,
+   * and for `isExtension` what the others have.
    */
   readonly onTimeout?: 'poison' | 'evict';
   /**

@@ -196,7 +196,7 @@ it('refuses at once who comes with another maxGroupSize, and takes who says noth
   await world.letIn(2, 3);
   const before = performance.now();
   for (const [rank, sizes, message] of [
-    [2, { maxGroupSize: 4 }, 'maxGroupSize must be 3, as those who opened the group first have it, found 4'],
+    [2, { maxGroupSize: 4 }, 'maxGroupSize must be 3, as rank 0 has it, which opened the group first; rank 2 has 4'],
     [3, {}, 'rank must be less than 3, the maxGroupSize of the others, found 3'],
   ] as const) {
     const coming = world.group(rank, { worldSize: 2, ...sizes, isExtension: true, timeoutMs: 60_000 });

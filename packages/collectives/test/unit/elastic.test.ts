@@ -62,7 +62,10 @@ test('ranks with another maxGroupSize are refused at once, whether they open the
   const options = { store, worldSize: 2, timeoutMs: 30_000 };
   await using group = await initProcessGroup({ ...options, rank: 0, maxGroupSize: 4 });
   expect(() => group.extendGroupSizeTo(5)).toThrow('from 2 to 4');
-  const refusal = { code: 'EP_INVALID_ARGUMENT', message: expect.stringContaining('maxGroupSize must be 4, as those') };
+  const refusal = {
+    code: 'EP_INVALID_ARGUMENT',
+    message: expect.stringContaining('maxGroupSize must be 4, as rank 0 has it'),
+  };
   await expect(initProcessGroup({ ...options, rank: 1, maxGroupSize: 3 })).rejects.toMatchObject(refusal);
   await expect(initProcessGroup({ ...options, rank: 1 })).rejects.toMatchObject(refusal);
   const joins = { ...options, rank: 3, isExtension: true };
@@ -140,7 +143,8 @@ test('a process that was started again as if it were the first does not lead new
   const store = memoryStore();
   const options = { store, worldSize: 3, activeRanks: [0, 1] };
   await using first = await initProcessGroup({ ...options, rank: 0 });
-  // Rank 1 again and again, instead of as an extension: alone in groups of its own.
+  await (await initProcessGroup({ ...options, rank: 1 })).close();
+  // Again and again, instead of as an extension: alone in groups of its own.
   await (await initProcessGroup({ ...options, rank: 1, activeRanks: [1] })).close();
   await (await initProcessGroup({ ...options, rank: 1, activeRanks: [1] })).close();
   await using second = await initProcessGroup({ ...options, rank: 1, isExtension: true });
@@ -169,4 +173,79 @@ test('a rank that nobody takes in stops waiting', async () => {
   cut.abort(new Error('no more patience'));
   await expect(joined).rejects.toBe(cut.signal.reason);
   await second.barrier();
+});
+
+test('ranks that were told different things of the group are refused at once, by the name of what differs', async () => {
+  const store = memoryStore();
+  const shared = { store, worldSize: 3, timeoutMs: 20_000 } as const;
+  const began = performance.now();
+  const different = [
+    [{}, { worldSize: 4 }, 'worldSize must be 3, as rank 0 has it, which opened the group first; rank 2 has 4'],
+    [
+      { activeRanks: [0, 2] },
+      { activeRanks: [1, 2] },
+      'activeRanks must be ranks 0, 2, as rank 0 has it, which opened the group first; rank 2 has ranks 1-2',
+    ],
+    [
+      { activeRanks: [0, 2] },
+      {},
+      'activeRanks must be ranks 0, 2, as rank 0 has it, which opened the group first; rank 2 has ranks 0-2',
+    ],
+    [
+      { onTimeout: 'evict' },
+      {},
+      "onTimeout must be 'evict', as rank 0 has it, which opened the group first; rank 2 has 'poison'",
+    ],
+  ] as const;
+  for (const [i, [ours, theirs, message]] of different.entries()) {
+    const name = `different ${i}`;
+    await using first = await initProcessGroup({ ...shared, name, rank: 0, ...ours });
+    await expect(initProcessGroup({ ...shared, name, rank: 2, ...theirs })).rejects.toMatchObject({
+      code: 'EP_INVALID_ARGUMENT',
+      message: `initProcessGroup: ${message}`,
+      context: { ranks: [0, 2] },
+    });
+    // It opened nothing, so it finds the same group.
+    await using second = await initProcessGroup({
+      ...shared,
+      name,
+      rank: 2,
+      ...ours,
+      ...(i === 1 && { activeRanks: [2, 0] }),
+    });
+    await using third = await initProcessGroup({
+      ...shared,
+      name,
+      rank: 1,
+      ...ours,
+      ...(i === 1 || i === 2 ? { isExtension: true } : {}),
+    });
+    const works = [first, second, ...(i === 1 || i === 2 ? [] : [third])].map((group) => group.barrier());
+    await Promise.all(works);
+  }
+  expect(performance.now() - began).toBeLessThan(10_000);
+  await store.close();
+});
+
+test('who joins takes over what becomes of those that are late, unless it was told otherwise', async () => {
+  const store = memoryStore();
+  const options = { store, worldSize: 2, activeRanks: [0], timeoutMs: 20_000 } as const;
+  await using group = await initProcessGroup({ ...options, rank: 0, onTimeout: 'evict' });
+  const joins = { ...options, rank: 1, isExtension: true } as const;
+  await expect(initProcessGroup({ ...joins, onTimeout: 'poison' })).rejects.toMatchObject({
+    code: 'EP_INVALID_ARGUMENT',
+    message: expect.stringContaining("onTimeout must be 'evict', as rank 0 has it"),
+  });
+  await using comer = await initProcessGroup(joins);
+  const joining = comer.joinGroup();
+  while ((await group.peerState([1]))[0] !== 'joining') await new Promise((resolve) => setTimeout(resolve, 5));
+  await Promise.all([joining, group.recoverRanks([1])]);
+  // It goes on without the one that does not come.
+  await expect(comer.barrier({ timeoutMs: 200 })).rejects.toMatchObject({
+    code: 'EP_PEER_LOST',
+    context: { lost: [0] },
+  });
+  await comer.barrier();
+  expect(comer.activeRanks).toEqual([1]);
+  await store.close();
 });
