@@ -66,6 +66,18 @@ function started<T>(start: () => T | Promise<T>): Promise<T> {
   }
 }
 
+type LaneCall = DraftCall | SendCall<Data> | RecvCall<Data>;
+
+/** Throws `EP_DETACHED` if an array of it was taken away while it was under way. */
+function checkArrays(call: LaneCall, where: string): void {
+  if ('data' in call) {
+    checkStillLiving(call.data, where);
+    return;
+  }
+  for (const elements of call.inputs) checkStillLiving(elements, where);
+  for (const elements of call.outputs) checkStillLiving(elements, where);
+}
+
 export class Lane {
   readonly engine: GroupEngine;
   readonly #group: string;
@@ -348,20 +360,28 @@ export class Lane {
   }
 
   /** Records the end of `outcome`, and looks whether its arrays are still there: the caller may have transferred them. */
-  async #ending<T>(token: number, call: DraftCall | SendCall<Data> | RecvCall<Data>, outcome: Promise<T>): Promise<T> {
+  async #ending<T>(token: number, call: LaneCall, outcome: Promise<T>): Promise<T> {
     try {
       const end = await outcome;
-      const where = `group ${this.#group}`;
-      if ('data' in call) checkStillLiving(call.data, where);
-      else {
-        for (const elements of call.inputs) checkStillLiving(elements, where);
-        for (const elements of call.outputs) checkStillLiving(elements, where);
-      }
+      checkArrays(call, `group ${this.#group}`);
       this.#recorder?.end(token, 'done');
       return end;
-    } catch (error) {
+    } catch (failure) {
+      const error = this.#detachedOr(failure, call);
       this.#recorder?.end(token, this.#wasCut(error, call.signal) ? 'aborted' : 'failed', error);
       throw error;
+    }
+  }
+
+  /** What native code says of an array that is gone is only that it does not fit. */
+  #detachedOr(error: unknown, call: LaneCall): unknown {
+    if (!isEpError(error) || error.code !== 'EP_INVALID_ARGUMENT') return error;
+    try {
+      checkArrays(call, `group ${this.#group}`);
+      return error;
+    } catch (detached) {
+      if (isEpError(detached)) detached.cause ??= error;
+      return detached;
     }
   }
 

@@ -36,7 +36,7 @@ export function checkArrays(call: OrderedCall): void {
     for (const array of [...call.inputs, ...call.outputs]) checkAttached(array, where);
   } catch (cause) {
     const text = `${where}: an array of it was transferred or resized before the call ended`;
-    throw new EpError('EP_INVALID_ARGUMENT', text, { context: { sequence }, cause });
+    throw new EpError('EP_DETACHED', text, { context: { sequence }, cause });
   }
 }
 

@@ -294,7 +294,7 @@ describe.skipIf(unavailable)(`large calls that are carried${unavailable}`, () =>
       if (counts.turns === from) structuredClone(arrays[1]!.buffer, { transfer: [arrays[1]!.buffer as ArrayBuffer] });
     };
     const ends = await world.settled((rank) => sumOf(arrays[rank]!));
-    expect(ends[1]).toMatchObject(rejection('EP_INVALID_ARGUMENT'));
+    expect(ends[1]).toMatchObject(rejection('EP_DETACHED'));
     for (const rank of [0, 2, 3]) expect(ends[rank]).toMatchObject(rejection('EP_ABORTED'));
   });
 
@@ -357,7 +357,7 @@ describe.skipIf(unavailable)(`large calls that are carried${unavailable}`, () =>
     await pause(5);
     const last = world.settled(call, [3]);
     const ends = [...(await early), ...(await last)];
-    expect(ends[1]).toMatchObject(rejection('EP_INVALID_ARGUMENT'));
+    expect(ends[1]).toMatchObject(rejection('EP_DETACHED'));
     for (const rank of [0, 2, 3]) expect(ends[rank]).toMatchObject(rejection('EP_ABORTED'));
   });
 

@@ -78,3 +78,26 @@ test('a group made from one that lost a rank goes on without it, also where that
     }
   }
 });
+
+test('an array that is transferred while an operation uses it is EP_DETACHED, and the others go on', async () => {
+  const store = memoryStore();
+  const open = (rank: number) => initProcessGroup({ backend: 'shm', store, rank, worldSize: 2, timeoutMs: 20_000 });
+  const groups = await Promise.all([open(0), open(1)]);
+  onTestFinished(async () => void (await Promise.all(groups.map((group) => group.destroy()))));
+  await Promise.all(groups.map((group) => group.barrier()));
+  const takeAway = (data: Float32Array<ArrayBuffer>) => structuredClone(data, { transfer: [data.buffer] });
+  const data = new Float32Array(100_000).fill(1);
+  const reducing = groups[0]!.allReduce(data);
+  takeAway(data);
+  const other = new Float32Array(100_000).fill(2);
+  await groups[1]!.allReduce(other);
+  expect(other.every((one) => one === 3)).toBe(true);
+  const detached = await failure('EP_DETACHED', () => reducing);
+  expect(detached.message).toContain('the buffer of the Float32Array was detached or transferred');
+  const target = new Float32Array(100_000);
+  const receiving = groups[0]!.recv(target, 1);
+  takeAway(target);
+  await groups[1]!.send(other, 0);
+  await failure('EP_DETACHED', () => receiving);
+  await Promise.all(groups.map((group) => group.barrier()));
+});
