@@ -72,6 +72,11 @@ export class Connecting {
     return { state, ...(detail !== undefined && { detail }) };
   }
 
+  /** Whether a process of it was ever found here. */
+  hasCome(rank: Rank): boolean {
+    return rank === this.#rank || this.#known.has(rank);
+  }
+
   /** Looks once for processes of `ranks` that have come since. A store that fails is noted, as in the background. */
   async refresh(ranks: readonly Rank[], limits?: LookLimits): Promise<void> {
     const look = new Look(limits);

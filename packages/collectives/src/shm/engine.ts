@@ -109,6 +109,8 @@ class ShmEngine extends Resource implements GroupEngine {
     return this.#group;
   }
 
+  readonly #hasCome = (rank: Rank): boolean => this.#connecting.hasCome(rank);
+
   readonly run = (call: EngineCall): EngineEnd | Promise<EngineEnd> => {
     if (this.#poison !== undefined) return Promise.reject(this.#poisoned(call, this.#poison));
     if (call.signal?.aborted) {
@@ -138,7 +140,7 @@ class ShmEngine extends Resource implements GroupEngine {
         ordinary(data, allocation),
       );
     const outcome = await this.#native.operations.run(start, call.signal);
-    if (outcome.status !== 0) throw messageError('send', call, outcome);
+    if (outcome.status !== 0) throw messageError('send', call, outcome, this.#hasCome);
   };
 
   readonly recv = async (call: RecvCall): Promise<RecvEnd> => {
@@ -160,7 +162,7 @@ class ShmEngine extends Resource implements GroupEngine {
       return operation;
     };
     const outcome = await this.#native.operations.run(start, call.signal);
-    if (outcome.status !== 0) throw messageError('recv', call, outcome);
+    if (outcome.status !== 0) throw messageError('recv', call, outcome, this.#hasCome);
     if (allocation === NO_ALLOCATION) this.#group.takeReceived(operation, data);
     return { source: outcome.rank, byteLength: Number(outcome.found) };
   };
@@ -246,7 +248,7 @@ class ShmEngine extends Resource implements GroupEngine {
 
   async #change(call: MembershipCall): Promise<MembershipEnd> {
     const { sequence, timeoutMs, evicted, admitted, size, repairs, signal } = call;
-    const named: NamedCall = { kind: 'membership', sequence, timeoutMs };
+    const named: NamedCall = { kind: 'membership', sequence, timeoutMs, change: { evicted, admitted, size } };
     // By the order of calls on every rank: those made after this one are not refused for what it repairs.
     if (repairs && !this.#evicted) this.#poison = undefined;
     const aborted = signal?.aborted === true ? signal : undefined;
@@ -392,7 +394,7 @@ class ShmEngine extends Resource implements GroupEngine {
     if (!this.closed) this.#group.fence();
     if (codeOfStatus(outcome.status) === 'EP_BUSY' && this.#poison !== undefined)
       return this.#poisoned(call, this.#poison);
-    const error = callError(this.rank, call, outcome, details);
+    const error = callError(this.rank, call, outcome, details, this.#hasCome);
     if (error.code === 'EP_EVICTED') this.#leave();
     if (error.code !== 'EP_PEER_LOST' && error.code !== 'EP_CLOSED') this.#poisonBy(call, error);
     return error;

@@ -1,18 +1,31 @@
 /** What an operation of the addon that did not end well means. */
 import { type DType, EpError, formatRanks } from '@ep/core';
 import { codeOfStatus, type NativeCallFailure, type Outcome } from '@ep/native';
-import type { EngineCall } from '../engine.js';
+import type { EngineCall, MembershipCall } from '../engine.js';
 import { differentCalls } from '../portable/signature.js';
 import { REDUCE_OPS } from '../reduce-op.js';
 import { KINDS, MEMBERSHIP, TYPES } from './codes.js';
 
 const FIELDS = 7;
 
+/** Who is to be taken out by a membership call, as the addon keeps it: a bit for each rank in two words. Undefined where the first does not fit a number. */
+function leavingIn(low: number, high: number): readonly number[] | undefined {
+  if (low > Number.MAX_SAFE_INTEGER) return undefined;
+  const words = [BigInt(low), new BigUint64Array(Float64Array.of(high).buffer)[0]!];
+  return words.flatMap((word, i) =>
+    Array.from({ length: 64 }, (_, bit) => 64 * i + bit).filter((rank) => ((word >> BigInt(rank % 64)) & 1n) !== 0n),
+  );
+}
+
 /** As the portable engine describes a call, from what the addon keeps of it. */
 function describeNative(numbers: Float64Array): string {
   const [, kind, type, op, root, bytes, factor] = numbers;
-  // Sizes and lists of ranks differ where the words do not.
-  if (kind === MEMBERSHIP) return 'a change or a question of who takes part';
+  if (kind === MEMBERSHIP) {
+    const leaving = leavingIn(bytes!, factor!);
+    const out = leaving?.length === 0 ? '' : ` without ${leaving === undefined ? 'some' : formatRanks(leaving)}`;
+    // The rest, whom it takes in and of how many ranks the group is to be, differs where the words do not.
+    return `a change or a question of who takes part${out}`;
+  }
   const name = KINDS[kind!]!;
   const dtype = TYPES[type!]!;
   const words: string[] = [name];
@@ -31,7 +44,29 @@ export interface NamedCall {
   readonly sequence: number;
   readonly kind: EngineCall['kind'] | 'membership';
   readonly dtype?: DType;
+  /** Of a membership call: what it asks for. */
+  readonly change?: Pick<MembershipCall, 'evicted' | 'admitted' | 'size'>;
   readonly timeoutMs: number;
+}
+
+function describeChange({ evicted, admitted, size }: NonNullable<NamedCall['change']>): string {
+  const parts = [
+    ...(evicted.length > 0 ? [`${formatRanks(evicted)} to be taken out`] : []),
+    ...(admitted.length > 0 ? [`${formatRanks(admitted)} to be taken in`] : []),
+    ...(size > 0 ? [`a group of ${size} ranks`] : []),
+  ];
+  return parts.length === 0 ? 'no change' : parts.join(' and ');
+}
+
+/** All that the addon tells of such calls that have the same words is who asked otherwise. */
+function differentChange({ sequence, change }: NamedCall, other: number): EpError<'EP_MISMATCH'> {
+  const expected = describeChange(change!);
+  const found = 'another change';
+  return new EpError(
+    'EP_MISMATCH',
+    `call ${sequence}: ranks ask for different changes of who takes part: this one for ${expected}, ${formatRanks([other])} for another`,
+    { context: { ranks: [other], sequence, expected, found } },
+  );
 }
 
 function mismatch(rank: number, call: NamedCall, outcome: Outcome, { active, calls }: NativeCallFailure): EpError {
@@ -40,12 +75,15 @@ function mismatch(rank: number, call: NamedCall, outcome: Outcome, { active, cal
   const sequence = own < 0 ? call.sequence : calls[own * FIELDS]!;
   const texts = new Map<number, string>();
   for (const [i, rank] of active.entries()) {
+    // What those do that are taken out does not matter.
+    if (call.change?.evicted.includes(rank)) continue;
     const numbers = calls.subarray(i * FIELDS, (i + 1) * FIELDS);
     const at = numbers[0] === sequence ? '' : ` as its call ${numbers[0]}`;
     texts.set(rank, `${describeNative(numbers)}${at}`);
   }
   const found = differentCalls(sequence, texts);
   if (found !== undefined) return found;
+  if (call.change !== undefined) return differentChange(call, outcome.rank);
   const expected = `${outcome.expected} bytes`;
   const given = `${outcome.found} bytes`;
   return new EpError(
@@ -55,8 +93,29 @@ function mismatch(rank: number, call: NamedCall, outcome: Outcome, { active, cal
   );
 }
 
+/** Whether this rank has ever found a process of that one in this group. */
+export type HasCome = (rank: number) => boolean;
+
+function describeLost(lost: readonly number[], hasCome: HasCome): string {
+  const gone = lost.filter(hasCome);
+  const awaited = lost.filter((rank) => !hasCome(rank));
+  const parts = [];
+  if (gone.length > 0) {
+    parts.push(`${formatRanks(gone)} died, closed the group or ${gone.length === 1 ? 'was' : 'were'} taken out of it`);
+  }
+  if (awaited.length > 0)
+    parts.push(`${formatRanks(awaited)} ${awaited.length === 1 ? 'has' : 'have'} not come to the group`);
+  return parts.join('; ');
+}
+
 /** Why a collective call of `rank` failed. `lost` members leave the group in order; every other failure poisons it. */
-export function callError(rank: number, call: NamedCall, outcome: Outcome, details: NativeCallFailure): EpError {
+export function callError(
+  rank: number,
+  call: NamedCall,
+  outcome: Outcome,
+  details: NativeCallFailure,
+  hasCome: HasCome,
+): EpError {
   const where = `call ${call.sequence}: ${call.kind}`;
   const code = codeOfStatus(outcome.status);
   const missing = [...details.missing];
@@ -71,13 +130,9 @@ export function callError(rank: number, call: NamedCall, outcome: Outcome, detai
       );
     case 'EP_PEER_LOST': {
       const lost = details.lost.length > 0 ? [...details.lost] : [outcome.rank];
-      return new EpError(
-        code,
-        `${where}: ${formatRanks(lost)} died, closed the group or ${lost.length === 1 ? 'was' : 'were'} taken out of it`,
-        {
-          context: { ...context, lost, active: [...details.active].filter((rank) => !lost.includes(rank)) },
-        },
-      );
+      return new EpError(code, `${where}: ${describeLost(lost, hasCome)}`, {
+        context: { ...context, lost, active: [...details.active].filter((rank) => !lost.includes(rank)) },
+      });
     }
     case 'EP_MISMATCH':
       return mismatch(rank, call, outcome, details);
@@ -101,6 +156,7 @@ export function messageError(
   op: 'send' | 'recv',
   message: { readonly peer: number; readonly tag: number; readonly timeoutMs: number },
   outcome: Outcome,
+  hasCome: HasCome,
 ): EpError {
   const code = codeOfStatus(outcome.status);
   const who = message.peer < 0 ? 'any rank' : formatRanks([message.peer]);
@@ -113,7 +169,7 @@ export function messageError(
         context: { ...context, arrived: [], awaited, timeoutMs: message.timeoutMs },
       });
     case 'EP_PEER_LOST':
-      return new EpError(code, `${where}: ${formatRanks([outcome.rank])} died or closed the group`, {
+      return new EpError(code, `${where}: ${describeLost([outcome.rank], hasCome)}`, {
         context: { ...context, lost: [outcome.rank] },
       });
     case 'EP_MISMATCH':
@@ -122,7 +178,14 @@ export function messageError(
         op === 'send'
           ? `${where}: ${outcome.expected} bytes did not fit what was to be received, or have another dtype`
           : `${where}: a message of ${outcome.found} bytes, or of another dtype, for room of ${outcome.expected}`,
-        { context: { ...context, ranks: [outcome.rank], expected: outcome.expected, found: outcome.found } },
+        {
+          context: {
+            ...context,
+            ranks: [outcome.rank],
+            expected: Number(outcome.expected),
+            found: Number(outcome.found),
+          },
+        },
       );
     case 'EP_CLOSED':
       return new EpError(code, `${where}: the group was closed`, { context });

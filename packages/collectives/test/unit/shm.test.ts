@@ -1,7 +1,7 @@
 /** What is easy to miss of ranks over shared memory: lengths that are refused, a rank that nobody takes in, arrays of shared buffers. */
 import { memoryStore } from '@ep/core';
 import { expect, onTestFinished, test } from 'vitest';
-import { initProcessGroup } from '../../src/index.js';
+import { initProcessGroup, type ProcessGroup } from '../../src/index.js';
 import { failure } from './world.js';
 
 test('a length that is refused takes nothing of group memory', async () => {
@@ -100,4 +100,69 @@ test('an array that is transferred while an operation uses it is EP_DETACHED, an
   await groups[1]!.send(other, 0);
   await failure('EP_DETACHED', () => receiving);
   await Promise.all(groups.map((group) => group.barrier()));
+});
+
+test('says which changes of who takes part differ, and of whom', async () => {
+  const store = memoryStore();
+  const open = (rank: number) =>
+    initProcessGroup({ backend: 'shm', store, rank, worldSize: 3, maxGroupSize: 5, timeoutMs: 20_000 });
+  const groups = await Promise.all([open(0), open(1), open(2)]);
+  onTestFinished(async () => void (await Promise.allSettled(groups.map((group) => group.destroy()))));
+  const told = async (call: (group: ProcessGroup, rank: number) => PromiseLike<unknown>) => {
+    const errors = await Promise.all(groups.map((group, rank) => failure('EP_MISMATCH', () => call(group, rank))));
+    await Promise.all(groups.map((group) => group.deactivate([])));
+    return errors;
+  };
+  const different = 'ranks ask for different changes of who takes part: this one for';
+  const grown = await told((group, rank) => group.extendGroupSizeTo(rank === 2 ? 5 : 4));
+  expect(grown.map(({ context }) => context.ranks)).toEqual([[2], [2], [0]]);
+  expect(grown[0]!.message).toMatch(`${different} a group of 4 ranks, rank 2 for another`);
+  expect(grown[2]!.message).toMatch(`${different} a group of 5 ranks, rank 0 for another`);
+  const taken = await told((group, rank) => group.recoverRanks([rank === 1 ? 0 : 2]));
+  expect(taken[1]!.message).toMatch(`${different} rank 0 to be taken in, rank 0 for another`);
+  const asked = await told((group, rank) => (rank === 0 ? group.peerState([0]) : group.extendGroupSizeTo(4)));
+  expect(asked[0]!.message).toMatch(`${different} no change, rank 1 for another`);
+  const out = groups
+    .slice(0, 2)
+    .map((group, rank) => failure('EP_MISMATCH', () => group.deactivate(rank === 0 ? [2] : [])));
+  const idle = groups[2]!.deactivate([2]).catch(() => {});
+  expect((await out[0])!.message).toContain('rank 1: a change or a question of who takes part');
+  expect((await out[0])!.message).toContain('rank 0: a change or a question of who takes part without rank 2');
+  await out[1];
+  await idle;
+});
+
+test('a rank that has not come yet is told from one that is gone', async () => {
+  const store = memoryStore();
+  const open = (rank: number) =>
+    initProcessGroup({ backend: 'shm', store, rank, worldSize: 4, activeRanks: [0, 2, 3], timeoutMs: 20_000 });
+  const groups = await Promise.all([open(0), open(2), open(3)]);
+  const left = groups.slice(0, 2);
+  onTestFinished(async () => void (await Promise.all(left.map((group) => group.destroy()))));
+  const told = async (call: (group: ProcessGroup) => PromiseLike<unknown>) =>
+    (await Promise.all(left.map((group) => failure('EP_PEER_LOST', () => call(group))))).map(({ message }) => message);
+  await Promise.all(groups.map((group) => group.barrier()));
+  await groups[2]!.destroy();
+  const gone = 'rank 3 died, closed the group or was taken out of it';
+  for (const message of await told((group) => group.barrier())) expect(message).toContain(gone);
+  for (const message of await told((group) => group.send(Int32Array.of(1), 3))) expect(message).toContain(gone);
+  const absent = 'rank 1 has not come to the group';
+  const root = { root: 1 };
+  for (const message of await told((group) => group.broadcast(Int32Array.of(1), root)))
+    expect(message).toContain(absent);
+  for (const message of await told((group) => group.send(Int32Array.of(1), 1))) expect(message).toContain(absent);
+});
+
+test('errors of messages can be written as JSON', async () => {
+  const store = memoryStore();
+  const open = (rank: number) => initProcessGroup({ backend: 'shm', store, rank, worldSize: 2, timeoutMs: 20_000 });
+  const groups = await Promise.all([open(0), open(1)]);
+  onTestFinished(async () => void (await Promise.all(groups.map((group) => group.destroy()))));
+  const sent = groups[0]!.send(new Float32Array(3), 1);
+  const errors = await Promise.all([
+    failure('EP_MISMATCH', () => sent),
+    failure('EP_MISMATCH', () => groups[1]!.recv(new Float32Array(2), 0)),
+  ]);
+  expect(JSON.parse(JSON.stringify(errors[1]!.context))).toMatchObject({ ranks: [0], expected: 8, found: 12 });
+  expect(JSON.parse(JSON.stringify(errors[0]!.context))).toMatchObject({ ranks: [1], expected: 12 });
 });
