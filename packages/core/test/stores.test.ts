@@ -18,6 +18,29 @@ describe('prefix store', () => {
     expect(await below.numKeys()).toBe(2);
   });
 
+  it('names keys that did not come as its caller does, through all prefixes', async () => {
+    const below = memoryStore();
+    const outer = prefixStore(prefixStore(below, 'a'), 'b/c');
+    await outer.set('there', Uint8Array.of(1));
+    const limits = { timeoutMs: 10 };
+    for (const [operation, wait] of [
+      ['wait', () => outer.wait(['there', 'x/y', 'z'], limits)],
+      ['multiGet', () => outer.multiGet(['there', 'x/y', 'z'], limits)],
+    ] as const) {
+      await expect(wait()).rejects.toMatchObject({
+        code: 'EP_TIMEOUT',
+        message: `prefix store "b/c": ${operation}: 2 of 3 keys did not appear within 10 ms: "x/y", "z"`,
+        context: { operation, missing: ['x/y', 'z'], keys: 3, timeoutMs: 10 },
+      });
+    }
+    await expect(outer.get('z', limits)).rejects.toMatchObject({
+      context: { missing: ['z'] },
+      cause: { context: { missing: ['b/c/z'] }, cause: { context: { missing: ['a/b/c/z'] } } },
+    });
+    await outer.close();
+    await below.close();
+  });
+
   it('closes although the store below does not answer, after a moment', async () => {
     await using below = memoryStore();
     Object.assign(below, { add: () => new Promise(() => {}) });

@@ -1,9 +1,9 @@
 /** A part of a store under a prefix, as c10d's PrefixStore: `key` is `prefix/key` below. */
-import { EpError, invalid } from '../errors.js';
+import { EpError, invalid, isEpError } from '../errors.js';
 import { Resource } from '../scope.js';
 import type { Store, StoreWaitOptions } from '../store.js';
 import { interruptibleOn, linkSignals } from '../waiting.js';
-import { checkKeys, checkWaitOptions, copyEntries, type StoreEntry } from './replica.js';
+import { checkKeys, checkWaitOptions, copyEntries, notArrived, type StoreEntry } from './replica.js';
 
 /** How long close() waits for requests that are under way: the store below may let them wait for minutes. */
 const CLOSE_MS = 1000;
@@ -12,18 +12,19 @@ const CLOSE_MS = 1000;
 class PrefixStore extends Resource implements Store {
   readonly #below: Store;
   readonly #prefix: string;
+  readonly #label: string;
   readonly #cut = new AbortController();
   #closeTimer: NodeJS.Timeout | undefined;
 
   constructor(below: Store, prefix: string) {
-    super(`prefix store ${JSON.stringify(prefix)}`);
+    const label = `prefix store ${JSON.stringify(prefix)}`;
+    super(label);
+    this.#label = label;
     this.#below = below;
     this.#prefix = prefix;
     this.closing.addEventListener('abort', () => {
       this.#closeTimer = setTimeout(() => {
-        this.#cut.abort(
-          new EpError('EP_ABORTED', `prefix store ${JSON.stringify(prefix)} was closed while requests were under way`),
-        );
+        this.#cut.abort(new EpError('EP_ABORTED', `${label} was closed while requests were under way`));
       }, CLOSE_MS);
     });
   }
@@ -95,12 +96,25 @@ class PrefixStore extends Resource implements Store {
     return keys.map((key) => this.#path(key));
   }
 
+  /** Keys of a wait that timed out as the caller names them: it looks there for what it asked for. */
+  #ofCaller(operation: string, error: unknown): unknown {
+    if (!isEpError(error) || error.code !== 'EP_TIMEOUT') return error;
+    const { missing, keys, timeoutMs } = error.context;
+    const front = this.#path('');
+    if (!Array.isArray(missing) || !missing.every((key) => typeof key === 'string' && key.startsWith(front)))
+      return error;
+    const own = (missing as readonly string[]).map((key) => key.slice(front.length));
+    return notArrived(this.#label, operation, Number(keys), own, Number(timeoutMs), error);
+  }
+
   #wait<T>(operation: string, options: StoreWaitOptions, body: (linked: StoreWaitOptions) => Promise<T>): Promise<T> {
     return this.guard(operation, async () => {
       checkWaitOptions(options, `prefix store: ${operation}`);
       const { signal, unlink } = linkSignals(options.signal, this.closing);
       try {
         return await body({ ...options, signal });
+      } catch (error) {
+        throw this.#ofCaller(operation, error);
       } finally {
         unlink();
       }

@@ -131,13 +131,14 @@ export function notArrived(
   keys: number,
   missing: readonly string[],
   timeoutMs: number,
+  cause?: unknown,
 ): EpError {
   const shown = missing.slice(0, KEYS_SHOWN).map((key) => JSON.stringify(key));
   const more = missing.length > KEYS_SHOWN ? ', …' : '';
   return new EpError(
     'EP_TIMEOUT',
     `${label}: ${operation}: ${missing.length} of ${keys} keys did not appear within ${timeoutMs} ms: ${shown.join(', ')}${more}`,
-    { context: { operation, missing, keys, timeoutMs } },
+    { context: { operation, missing, keys, timeoutMs }, ...(cause !== undefined && { cause }) },
   );
 }
 
