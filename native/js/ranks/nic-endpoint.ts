@@ -5,6 +5,7 @@ import {
   type Endpoint,
   EpError,
   invalid,
+  isEpError,
   loopIsDue,
   type Need,
   type Rank,
@@ -298,16 +299,30 @@ export class NicEndpoint<C extends Need> extends Resource implements Endpoint<C>
 
   /** What native code refused because the queue pair is broken, in the words of what broke it. */
   #ofBrokenPair(op: string, error: unknown): unknown {
-    if (this.#init.nic.failure(this.peer) === undefined) return error;
+    try {
+      if (this.#init.nic.failure(this.peer) === undefined) return error;
+    } catch {
+      // The NIC is closed, as `error` says.
+      return error;
+    }
     return this.#broken(op);
   }
 
+  /**
+   * HAZARD: a request's end may be heard of only after the NIC or the ranks' context was closed, and both throw from then on. It is heard of on no stack of a caller: what is thrown there ends the
+   * process, and the request would have no end.
+   */
   #broken(op: string): EpError {
     const { broken, liveness } = this.#init;
-    const error = broken(op);
-    if (error.code === 'EP_PEER_LOST') liveness.lostRanks();
-    liveness.fail(error);
-    return error;
+    try {
+      const error = broken(op);
+      if (error.code === 'EP_PEER_LOST') liveness.lostRanks();
+      liveness.fail(error);
+      return error;
+    } catch (closed) {
+      if (isEpError(closed)) return closed;
+      throw closed;
+    }
   }
 
   /** HAZARD: says nothing of the way to the peer, which is another one by now. */

@@ -13,7 +13,12 @@ const broken = { ...done, found: 1n };
 
 /** Requests are under way until they are among `ended`. */
 function scriptedNic() {
-  const said = { ended: new Map<number, 0 | 1>(), looks: [] as [request: number, patiently: boolean][], last: 0 };
+  const said = {
+    ended: new Map<number, 0 | 1>(),
+    looks: [] as [request: number, patiently: boolean][],
+    last: 0,
+    closed: false,
+  };
   const nic = {
     signal: () => ++said.last,
     accepted: () => said.last,
@@ -22,7 +27,10 @@ function scriptedNic() {
       return said.ended.get(request) ?? -1;
     },
     watch: (_: number, request: number) => request + 1e9,
-    failure: () => ([...said.ended.values()].includes(1) ? {} : undefined),
+    failure: () => {
+      if (said.closed) throw new EpError('EP_CLOSED', 'the NIC is closed');
+      return [...said.ended.values()].includes(1) ? {} : undefined;
+    },
   };
   return { nic: nic as unknown as NicRequests, said };
 }
@@ -34,7 +42,10 @@ function setUp() {
   const onRelease = () => {};
   const memory = new RankMemory({ ...shared, memory: new binding.SymmetricMemory(context, 64, 1), onRelease });
   const { nic, said } = scriptedNic();
-  const why = () => new EpError('EP_REMOTE_ACCESS', 'it broke');
+  const why = () => {
+    nic.failure(0);
+    return new EpError('EP_REMOTE_ACCESS', 'it broke');
+  };
   const endpoint = new NicEndpoint<'add'>({ peer: 0, nic, context, liveness, timeoutMs: 20_000, broken: why });
   return { context, memory, endpoint, said, signal: () => endpoint.signal(memory, add) };
 }
@@ -172,6 +183,17 @@ it('says how a request failed, whoever found out', async () => {
   tell(2, broken);
   expect(late.status).toBe('failed');
   expect(() => endpoint.signal(memory, add)).toThrow(/signal 1 failed earlier and nobody waited for it: it broke/);
+});
+
+it('says that the NIC is closed, and throws nothing, where a request broke and that is heard of afterwards', async () => {
+  const { signal, said } = made;
+  const [first, second] = [signal(), signal()];
+  await setImmediate();
+  said.closed = true;
+  said.ended.set(2, 1);
+  expect(() => tell(1, broken)).not.toThrow();
+  for (const work of [first, second])
+    await expect(work).rejects.toMatchObject({ code: 'EP_CLOSED', message: 'the NIC is closed' });
 });
 
 it('flushes by looking, and waits only for what is late', async () => {
