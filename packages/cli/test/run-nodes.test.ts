@@ -4,12 +4,14 @@ import { networkInterfaces } from 'node:os';
 import { afterEach, describe, expect, it, vi } from 'vitest';
 import { runCommand } from '../src/run/command.js';
 import { freePort } from '../src/run/launch.js';
+import { type NodeJobOptions, runNode } from '../src/run/node-job.js';
 import {
   indexOfThisHost,
   localAddressOf,
   NodeMeeting,
   type NodeRecord,
   planNodes,
+  recordOf,
   spansHosts,
 } from '../src/run/nodes.js';
 
@@ -161,6 +163,52 @@ describe('the rendezvous', () => {
     expect(meeting.holdsStore).toBe(true);
     await meeting.close();
     expect(vi.mocked(lookup).mock.calls.length).toBeGreaterThan(2);
+  });
+});
+
+describe('the node that holds the store', () => {
+  afterEach(() => {
+    vi.unstubAllEnvs();
+  });
+
+  /** It runs here, the others are made of what the test calls: they come as soon as they hear of the store. */
+  async function holding<T>(
+    options: Partial<NodeJobOptions>,
+    body: (held: { other: NodeMeeting; signal: AbortSignal; ended: Promise<number> }) => Promise<T>,
+  ): Promise<T> {
+    vi.stubEnv('EP_JOB_SECRET', 'a secret of these nodes');
+    const over = new AbortController();
+    const { signal } = over;
+    const rdzv = { host: '127.0.0.1', port: await freePort() };
+    const counts = { ranks: 1, least: 1, most: 1, maxRestarts: 0 };
+    const times = { joinMs: 20_000, lastCallMs: 0, graceMs: 1000 };
+    const program = { program: process.execPath, args: ['-e', ''], onEvent: () => {}, onNote: () => {} };
+    const ended = runNode({ rdzv, ...counts, ...times, ...program, signal, ...options });
+    ended.catch(() => {});
+    try {
+      const other = await NodeMeeting.open(rdzv, { joinMs: 20_000, others: () => false, signal });
+      try {
+        return await body({ other, signal, ended });
+      } finally {
+        await other.close();
+      }
+    } finally {
+      over.abort('SIGTERM');
+      await ended.catch(() => {});
+    }
+  }
+
+  it('is a part of its own job, however soon more nodes come than there are to be', async () => {
+    const args = ['-e', 'process.exit(process.env.TORCHELASTIC_RESTART_COUNT === "0" ? 3 : 0)'];
+    await holding({ args, maxRestarts: 1 }, async ({ other, signal, ended }) => {
+      await other.opened(1, 20_000, signal);
+      await other.join(1, recordOf({ host: 'soon', ranks: 1 }, 1, false, undefined));
+      const { nodes } = await other.plan(1, signal);
+      expect(nodes.map(({ holdsStore }) => holdsStore)).toEqual([true]);
+      expect(await other.over(signal)).toBe(0);
+      await other.close();
+      expect(await ended).toBe(0);
+    });
   });
 });
 

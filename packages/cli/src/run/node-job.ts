@@ -51,7 +51,6 @@ export async function runNode(options: NodeJobOptions): Promise<number> {
   const others = () => (hosts === undefined ? options.most > 1 : spansHosts(hosts));
   const meeting = await NodeMeeting.open(options.rdzv, { joinMs, others, signal });
   try {
-    if (meeting.holdsStore) await meeting.openJob();
     return await new NodeJob(options, meeting, ranks, index).run();
   } finally {
     await meeting.close();
@@ -82,8 +81,8 @@ class NodeJob {
   async run(): Promise<number> {
     const { signal, maxRestarts, onNote, hosts } = this.#options;
     const meeting = this.#meeting;
-    this.#jobId = await meeting.jobId(signal);
-    let attempt = await meeting.attempt(signal);
+    this.#jobId = meeting.holdsStore ? await meeting.openJob() : await meeting.jobId(signal);
+    let attempt = meeting.holdsStore ? 0 : await meeting.attempt(signal);
     for (;;) {
       const plan = await this.#meet(attempt, hosts);
       const place = plan.nodes.findIndex(({ id }) => id === this.#id);
@@ -100,8 +99,7 @@ class NodeJob {
         return failure.code;
       }
       attempt++;
-      if (meeting.holdsStore) await meeting.openAttempt(attempt);
-      else await meeting.store.wait([`${attempt}/open`], { timeoutMs: this.#options.joinMs, signal });
+      if (!meeting.holdsStore) await meeting.opened(attempt, this.#options.joinMs, signal);
     }
   }
 
@@ -116,6 +114,7 @@ class NodeJob {
     this.#id = record.id;
     await meeting.join(attempt, record);
     if (!meeting.holdsStore) return meeting.plan(attempt, signal);
+    await meeting.openAttempt(attempt);
     await meeting.gather(attempt, this.#options, hosts);
     try {
       return await meeting.plan(attempt, signal);

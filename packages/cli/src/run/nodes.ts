@@ -3,7 +3,7 @@ import { randomUUID } from 'node:crypto';
 import { lookup } from 'node:dns/promises';
 import { isIPv4 } from 'node:net';
 import { hostname, networkInterfaces } from 'node:os';
-import { EpError, isEpError, openTcpStore, type Store, type TcpStore } from '@ep/core';
+import { EpError, isEpError, openTcpStore, type TcpStore } from '@ep/core';
 
 /** How often a node says that it is there, and after how long without that it is lost. */
 export const HEARTBEAT_MS = 1000;
@@ -187,14 +187,11 @@ export class NodeMeeting {
     return new NodeMeeting(await openTcpStore({ ...address, timeoutMs: LOST_MS, signal }), false, address);
   }
 
-  get store(): Store {
-    return this.#store;
-  }
-
-  /** On the node that holds the store. */
-  async openJob(): Promise<void> {
-    await this.#store.set('job', bytes(randomUUID()));
-    await this.openAttempt(0);
+  /** On the node that holds the store: gives the job its id. */
+  async openJob(): Promise<string> {
+    const id = randomUUID();
+    await this.#store.set('job', bytes(id));
+    return id;
   }
 
   /** The id of the job, the same on all nodes and in all attempts. */
@@ -207,9 +204,15 @@ export class NodeMeeting {
     return parse<number>(await this.#store.get('attempt', { ...FOREVER, signal }));
   }
 
+  /** HAZARD: by the node that holds the store, once it has joined itself: of those that join, the first ones are taken, and without it there is nobody who ends the attempt. */
   async openAttempt(attempt: number): Promise<void> {
     await this.#store.set(`${attempt}/open`, bytes(attempt));
     await this.#store.set('attempt', bytes(attempt));
+  }
+
+  /** On the other nodes, for attempts after the first one. */
+  async opened(attempt: number, timeoutMs: number, signal: AbortSignal): Promise<void> {
+    await this.#store.wait([`${attempt}/open`], { timeoutMs, signal });
   }
 
   async join(attempt: number, own: NodeRecord): Promise<void> {
