@@ -1,12 +1,15 @@
 /** Which node of a job is which, and which options make one. Jobs of several nodes run in nodes/run-nodes.test.ts. */
 import { lookup } from 'node:dns/promises';
 import { networkInterfaces } from 'node:os';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { openTcpStore } from '@ep/core';
 import { afterEach, describe, expect, it, vi } from 'vitest';
 import { runCommand } from '../src/run/command.js';
 import { freePort } from '../src/run/launch.js';
 import { type NodeJobOptions, runNode } from '../src/run/node-job.js';
 import {
   indexOfThisHost,
+  type JobPlan,
   localAddressOf,
   NodeMeeting,
   type NodeRecord,
@@ -203,12 +206,122 @@ describe('the node that holds the store', () => {
     await holding({ args, maxRestarts: 1 }, async ({ other, signal, ended }) => {
       await other.opened(1, 20_000, signal);
       await other.join(1, recordOf({ host: 'soon', ranks: 1 }, 1, false, undefined));
-      const { nodes } = await other.plan(1, signal);
+      const { nodes } = (await other.plan(1, signal)) as JobPlan;
       expect(nodes.map(({ holdsStore }) => holdsStore)).toEqual([true]);
       expect(await other.over(signal)).toBe(0);
       await other.close();
       expect(await ended).toBe(0);
     });
+  });
+
+  const spec = { host: 'other', ranks: 1 };
+
+  it('does not count a node that has gone before there were enough', async () => {
+    await holding({ least: 3, most: 3, joinMs: 3000 }, async ({ other, signal, ended }) => {
+      await other.attempt(signal);
+      await other.join(0, recordOf(spec, 1, false, undefined));
+      // Longer than the one that gathers looks away: it has seen this one.
+      await sleep(500);
+      await other.close();
+      await expect(ended).rejects.toMatchObject({
+        code: 'EP_RENDEZVOUS',
+        message: expect.stringMatching(
+          /^1 of 3 nodes joined at 127\.0\.0\.1:\d+ within 3000 ms: .+; gone again: other$/,
+        ),
+      });
+    });
+  });
+
+  it('ends with the status of a node that was stopped while it waits for the others, and tells it to all', async () => {
+    await holding({ least: 3, most: 3 }, async ({ other, signal, ended }) => {
+      await other.attempt(signal);
+      await other.join(0, recordOf(spec, 1, false, undefined));
+      const failure = { code: 130, text: 'the job was stopped by SIGINT on other', stopped: true };
+      await other.fail(0, failure);
+      expect(await other.plan(0, signal)).toEqual({ failure });
+      await other.close();
+      expect(await ended).toBe(130);
+    });
+  });
+
+  it('tells all, when it is stopped itself while it waits for them', async () => {
+    const stop = new AbortController();
+    await holding({ least: 3, most: 3, signal: stop.signal }, async ({ other, signal, ended }) => {
+      await other.attempt(signal);
+      await other.join(0, recordOf(spec, 1, false, undefined));
+      stop.abort('SIGINT');
+      expect(await other.plan(0, signal)).toMatchObject({ failure: { code: 130, stopped: true } });
+      await other.close();
+      expect(await ended).toBe(130);
+    });
+  });
+
+  it('waits at a restart for nodes that stop their ranks for longer than nodes wait to join', async () => {
+    const args = ['-e', 'process.exit(process.env.TORCHELASTIC_RESTART_COUNT === "0" ? 3 : 0)'];
+    const times = { least: 2, most: 2, joinMs: 1500, graceMs: 20_000 };
+    await holding({ args, maxRestarts: 1, ...times }, async ({ other, signal, ended }) => {
+      const first = recordOf(spec, 1, false, undefined);
+      await other.join(0, first);
+      const { nodes } = (await other.plan(0, signal)) as JobPlan;
+      const speaking = new AbortController();
+      const node = nodes.findIndex(({ id }) => id === first.id);
+      const spoken = other.speak(0, node, speaking.signal);
+      await other.failure(0, signal);
+      speaking.abort();
+      await spoken;
+      await sleep(2500);
+      await other.opened(1, 1500, signal);
+      const again = recordOf(spec, 1, false, undefined);
+      await other.join(1, again);
+      expect(((await other.plan(1, signal)) as JobPlan).nodes).toHaveLength(2);
+      await other.done(1, node, 0);
+      expect(await other.over(signal)).toBe(0);
+      await other.close();
+      expect(await ended).toBe(0);
+    });
+  });
+
+  it('is named where it begins no attempt', async () => {
+    await holding({ least: 2, most: 2 }, async ({ other, signal }) => {
+      await expect(other.opened(1, 100, signal)).rejects.toMatchObject({
+        code: 'EP_TIMEOUT',
+        message: expect.stringMatching(
+          /^ep run: the node that holds the store at 127\.0\.0\.1:\d+ did not begin attempt 1 within 100 ms/,
+        ),
+      });
+    });
+  });
+});
+
+describe('a node that waits for others', () => {
+  afterEach(() => {
+    vi.unstubAllEnvs();
+  });
+
+  it('tells all, when it is stopped, and ends with the status that counts for all', async () => {
+    vi.stubEnv('EP_JOB_SECRET', 'a secret of these nodes');
+    const stop = new AbortController();
+    const never = new AbortController().signal;
+    const rdzv = { host: '127.0.0.1', port: await freePort() };
+    const meeting = await NodeMeeting.open(rdzv, { joinMs: 20_000, others: () => false, signal: never });
+    const store = await openTcpStore({ ...rdzv, timeoutMs: 20_000 });
+    try {
+      await meeting.openJob();
+      await meeting.openAttempt(0);
+      const counts = { ranks: 1, least: 3, most: 3, maxRestarts: 0 };
+      const times = { joinMs: 20_000, lastCallMs: 0, graceMs: 1000 };
+      const program = { program: process.execPath, args: [], onEvent: () => {}, onNote: () => {} };
+      const ended = runNode({ rdzv, ...counts, ...times, ...program, signal: stop.signal });
+      await store.wait(['0/node/0']);
+      stop.abort('SIGINT');
+      expect(await ended).toBe(130);
+      await meeting.gather(0, { ...counts, ...times, signal: never }, undefined);
+      const text = expect.stringMatching(/^the job was stopped by SIGINT on /);
+      expect(await meeting.plan(0, never)).toEqual({ failure: { code: 130, stopped: true, text } });
+    } finally {
+      await store.close();
+      await meeting.close();
+    }
   });
 });
 

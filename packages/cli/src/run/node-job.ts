@@ -79,15 +79,12 @@ class NodeJob {
   }
 
   async run(): Promise<number> {
-    const { signal, maxRestarts, onNote, hosts } = this.#options;
+    const { signal, maxRestarts, onNote } = this.#options;
     const meeting = this.#meeting;
     this.#jobId = meeting.holdsStore ? await meeting.openJob() : await meeting.jobId(signal);
     let attempt = meeting.holdsStore ? 0 : await meeting.attempt(signal);
     for (;;) {
-      const plan = await this.#meet(attempt, hosts);
-      const place = plan.nodes.findIndex(({ id }) => id === this.#id);
-      if (place < 0) onNote(`the job runs on ${plan.nodes.length} nodes without this one, which waits for a restart`);
-      const ended = place < 0 ? await this.#watch(attempt) : await this.#attempt(attempt, plan, place);
+      const ended = await this.#round(attempt);
       if ('code' in ended) return ended.code;
       const { failure } = ended;
       const again = attempt < maxRestarts && failure.stopped !== true;
@@ -99,27 +96,48 @@ class NodeJob {
         return failure.code;
       }
       attempt++;
-      if (!meeting.holdsStore) await meeting.opened(attempt, this.#options.joinMs, signal);
     }
   }
 
   #id = '';
   #jobId = '';
+  /** The attempt in which this node came. */
+  #first: number | undefined;
 
-  async #meet(attempt: number, hosts: readonly NodeSpec[] | undefined): Promise<JobPlan> {
-    const { signal } = this.#options;
+  async #round(attempt: number): Promise<Ended> {
+    const plan = await this.#meet(attempt);
+    if ('failure' in plan) return plan;
+    const place = plan.nodes.findIndex(({ id }) => id === this.#id);
+    if (place >= 0) return this.#attempt(attempt, plan, place);
+    this.#options.onNote(`the job runs on ${plan.nodes.length} nodes without this one, which waits for a restart`);
+    return this.#watch(attempt);
+  }
+
+  async #meet(attempt: number): Promise<JobPlan | { readonly failure: Failure }> {
+    const { signal, hosts } = this.#options;
     const meeting = this.#meeting;
     const host = hosts?.[this.#index!]?.host ?? hostname();
-    const record = recordOf({ host, ranks: this.#ranks }, await freePort(), meeting.holdsStore, this.#index);
-    this.#id = record.id;
-    await meeting.join(attempt, record);
-    if (!meeting.holdsStore) return meeting.plan(attempt, signal);
-    await meeting.openAttempt(attempt);
-    await meeting.gather(attempt, this.#options, hosts);
+    this.#first ??= attempt;
+    // Before they meet again, nodes stop their ranks, each for as long as its grace.
+    const joinMs = this.#options.joinMs + (attempt === this.#first ? 0 : this.#options.graceMs);
     try {
+      if (attempt > this.#first && !meeting.holdsStore) await meeting.opened(attempt, joinMs, signal);
+      const record = recordOf({ host, ranks: this.#ranks }, await freePort(), meeting.holdsStore, this.#index);
+      this.#id = record.id;
+      await meeting.join(attempt, record);
+      if (meeting.holdsStore) {
+        await meeting.openAttempt(attempt);
+        await meeting.gather(attempt, { ...this.#options, joinMs }, hosts);
+      }
       return await meeting.plan(attempt, signal);
     } catch (error) {
-      await meeting.end(1);
+      if (signal.aborted) {
+        // HAZARD: the others wait for this node, or for the plan: it goes only once they can know.
+        const failure = await this.#fail(attempt, stoppedAt(`on ${host}`, signal));
+        if (meeting.holdsStore) await meeting.tell(attempt, { failure });
+        return { failure };
+      }
+      if (meeting.holdsStore) await meeting.end(1).catch(() => {});
       throw error;
     }
   }

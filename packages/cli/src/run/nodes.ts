@@ -144,6 +144,16 @@ function checkPlaces(sorted: readonly NodeRecord[], hosts: readonly NodeSpec[] |
   });
 }
 
+/** What the node that holds the store tells the others. */
+type Met = JobPlan | { readonly error: string } | { readonly failure: Failure };
+
+interface Joined {
+  readonly number: number;
+  readonly record: NodeRecord;
+  /** The server knows its connection by the name that the node gives it: not so where addresses are translated on the way, and then nobody sees here that it closes. */
+  readonly named: boolean;
+}
+
 /** How a node comes to the meeting. */
 interface Approach {
   /** How long the nodes wait for each other. */
@@ -212,7 +222,17 @@ export class NodeMeeting {
 
   /** On the other nodes, for attempts after the first one. */
   async opened(attempt: number, timeoutMs: number, signal: AbortSignal): Promise<void> {
-    await this.#store.wait([`${attempt}/open`], { timeoutMs, signal });
+    try {
+      await this.#store.wait([`${attempt}/open`], { timeoutMs, signal });
+    } catch (error) {
+      if (!isEpError(error) || error.code !== 'EP_TIMEOUT') throw error;
+      const { host, port } = this.#address;
+      throw new EpError(
+        'EP_TIMEOUT',
+        `ep run: the node that holds the store at ${host}:${port} did not begin attempt ${attempt} within ${timeoutMs} ms (--join-timeout and --grace): it still stops its ranks, or the network to it is down`,
+        { context: { host, port, attempt, timeoutMs }, cause: error },
+      );
+    }
   }
 
   async join(attempt: number, own: NodeRecord): Promise<void> {
@@ -222,7 +242,10 @@ export class NodeMeeting {
     await this.#store.set(`${attempt}/node/${number - 1}`, bytes(record));
   }
 
-  /** On the node that holds the store: waits for `least` nodes, then `lastCallMs` for more, up to `most`, and tells all what came of it. */
+  /**
+   * On the node that holds the store: waits for `least` nodes, then `lastCallMs` for more, up to `most`, and tells all what came of it. Nodes whose connection was closed meanwhile are
+   * not counted.
+   */
   async gather(
     attempt: number,
     limits: { least: number; most: number; joinMs: number; lastCallMs: number; signal: AbortSignal },
@@ -230,40 +253,65 @@ export class NodeMeeting {
   ): Promise<void> {
     const { least, most, joinMs, lastCallMs, signal } = limits;
     const begin = performance.now();
+    const joined: Joined[] = [];
     let enoughAt: number | undefined;
-    let count = 0;
+    let there: readonly NodeRecord[];
     for (;;) {
       signal.throwIfAborted();
-      count = Math.min(most, await this.#store.add(`${attempt}/joined`, 0));
+      if (await this.#store.check([`${attempt}/failed`])) {
+        await this.tell(attempt, { failure: await this.failure(attempt, signal) });
+        return;
+      }
+      await this.#look(attempt, joined);
+      there = joined.filter((one) => this.#isThere(one)).map(({ record }) => record);
       const now = performance.now();
-      if (count >= least) enoughAt ??= now;
-      if (count === most || (enoughAt !== undefined && now - enoughAt >= lastCallMs)) break;
+      enoughAt = there.length < least ? undefined : (enoughAt ?? now);
+      if (there.length >= most || (enoughAt !== undefined && now - enoughAt >= lastCallMs)) break;
       if (enoughAt === undefined && now - begin > joinMs) break;
       await new Promise((resolve) => setTimeout(resolve, LOOK_MS));
     }
-    const keys = Array.from({ length: count }, (_, number) => `${attempt}/node/${number}`);
-    const records = (await this.#store.multiGet(keys)).map((value) => parse<NodeRecord>(value));
-    const publish = (value: JobPlan | { readonly error: string }) => this.#store.set(`${attempt}/plan`, bytes(value));
-    if (count < least) {
-      const came = records.map(({ host }) => host).join(', ');
-      await publish({
-        error: `${count} of ${least} nodes joined at ${this.#address.host}:${this.#address.port} within ${joinMs} ms: ${came}`,
+    if (there.length < least) {
+      const came = there.map(({ host }) => host).join(', ');
+      const left = joined.filter((one) => !this.#isThere(one)).map(({ record }) => record.host);
+      const gone = left.length === 0 ? '' : `; gone again: ${left.join(', ')}`;
+      await this.tell(attempt, {
+        error: `${there.length} of ${least} nodes joined at ${this.#address.host}:${this.#address.port} within ${joinMs} ms: ${came}${gone}`,
       });
       return;
     }
     try {
-      await publish(planNodes(records, hosts));
+      await this.tell(attempt, planNodes(there.slice(0, most), hosts));
     } catch (error) {
-      await publish({ error: error instanceof Error ? error.message : String(error) });
+      await this.tell(attempt, { error: error instanceof Error ? error.message : String(error) });
     }
   }
 
-  /** Throws `EP_RENDEZVOUS` where there is none. */
-  async plan(attempt: number, signal: AbortSignal): Promise<JobPlan> {
-    const found = parse<JobPlan & { readonly error?: string }>(
-      await this.#store.get(`${attempt}/plan`, { ...FOREVER, signal }),
-    );
-    if (found.error !== undefined) throw new EpError('EP_RENDEZVOUS', found.error);
+  /** Who has joined since. A node counts itself before it says who it is, and may die in between: then it is none. */
+  async #look(attempt: number, joined: Joined[]): Promise<void> {
+    const count = await this.#store.add(`${attempt}/joined`, 0);
+    for (let number = 0; number < count; number++) {
+      const key = `${attempt}/node/${number}`;
+      if (joined.some((one) => one.number === number) || !(await this.#store.check([key]))) continue;
+      const record = parse<NodeRecord>(await this.#store.get(key));
+      const named = this.#store.server?.hasClient(record.connection ?? '') === true;
+      joined.push({ number, record, named });
+    }
+    joined.sort((a, b) => a.number - b.number);
+  }
+
+  #isThere({ record: { connection = '' }, named }: Joined): boolean {
+    return !named || this.#store.server!.hasClient(connection);
+  }
+
+  /** On the node that holds the store: what came of the meeting, once. */
+  async tell(attempt: number, met: Met): Promise<void> {
+    await this.#store.compareSet(`${attempt}/plan`, new Uint8Array(0), bytes(met));
+  }
+
+  /** What came of the meeting: the plan, or why there is none since the job ends. Throws `EP_RENDEZVOUS` where the nodes cannot be one job. */
+  async plan(attempt: number, signal: AbortSignal): Promise<JobPlan | { readonly failure: Failure }> {
+    const found = parse<Met>(await this.#store.get(`${attempt}/plan`, { ...FOREVER, signal }));
+    if ('error' in found) throw new EpError('EP_RENDEZVOUS', found.error);
     return found;
   }
 
