@@ -7,6 +7,7 @@ import { jsonFault } from '../src/json-fault.js';
 import { hostList, integerOption, nodeCount, rendezvousAddress } from '../src/options.js';
 import { type DocumentsFile, parseCsvDocuments, parseJsonDocuments } from '../src/plan/documents-file.js';
 import { evenBudgets, planStep } from '../src/plan/plan-step.js';
+import { bytes, readFailure, readMet, readRecord } from '../src/run/node-records.js';
 import { type DumpFile, parseDump } from '../src/trace/dumps.js';
 import { mergeDumps } from '../src/trace/merge.js';
 import { reportText } from '../src/trace/report.js';
@@ -90,6 +91,24 @@ export const suite: FuzzSuite = {
         if (nodeCount(nodes).least !== hosts.length) throw new Error(`${nodes} is not ${hosts.length} and more`);
       },
     ),
+    textTarget('node-records', refused, (text) => {
+      const value = new TextEncoder().encode(text);
+      // A text may be any of the three, and is refused where it is none.
+      let refusal: unknown;
+      let isRead = false;
+      for (const read of [readRecord, readFailure, readMet]) {
+        try {
+          const found = read('key', value);
+          isRead = true;
+          if (JSON.stringify(read('key', bytes(found))) !== JSON.stringify(found))
+            throw new Error('a record that is not itself when it is read again');
+        } catch (error) {
+          if (!refused(error)) throw error;
+          refusal = error;
+        }
+      }
+      if (!isRead) throw refusal;
+    }),
     textTarget(
       'integer-option',
       (error) => error instanceof InvalidArgumentError,

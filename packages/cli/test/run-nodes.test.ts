@@ -7,16 +7,8 @@ import { afterEach, describe, expect, it, vi } from 'vitest';
 import { runCommand } from '../src/run/command.js';
 import { freePort } from '../src/run/launch.js';
 import { type NodeJobOptions, runNode } from '../src/run/node-job.js';
-import {
-  indexOfThisHost,
-  type JobPlan,
-  localAddressOf,
-  NodeMeeting,
-  type NodeRecord,
-  planNodes,
-  recordOf,
-  spansHosts,
-} from '../src/run/nodes.js';
+import { type JobPlan, type NodeRecord, planNodes, recordOf } from '../src/run/node-records.js';
+import { indexOfThisHost, localAddressOf, NodeMeeting, spansHosts } from '../src/run/nodes.js';
 
 vi.mock('node:dns/promises', async (load) => {
   const real = await load<typeof import('node:dns/promises')>();
@@ -312,7 +304,7 @@ describe('a node that waits for others', () => {
       const times = { joinMs: 20_000, lastCallMs: 0, graceMs: 1000 };
       const program = { program: process.execPath, args: [], onEvent: () => {}, onNote: () => {} };
       const ended = runNode({ rdzv, ...counts, ...times, ...program, signal: stop.signal });
-      await store.wait(['0/node/0']);
+      await store.wait(['ep run/0/node/0']);
       stop.abort('SIGINT');
       expect(await ended).toBe(130);
       await meeting.gather(0, { ...counts, ...times, signal: never }, undefined);

@@ -14,7 +14,8 @@ import {
   type RankExit,
 } from './launch.js';
 import { runNode } from './node-job.js';
-import type { NodeSpec, Rendezvous } from './nodes.js';
+import type { NodeSpec } from './node-records.js';
+import type { Rendezvous } from './nodes.js';
 
 const FORWARDED = ['SIGINT', 'SIGTERM', 'SIGHUP', 'SIGQUIT'] as const;
 

@@ -7,16 +7,8 @@ import { EpError, isEpError } from '@ep/core';
 import { OutputLost } from '../output.js';
 import { signalOf, stopStatus } from '../stop.js';
 import { freePort, type LaunchEvent, type LaunchResult, launchRanks } from './launch.js';
-import {
-  type Failure,
-  indexOfThisHost,
-  type JobPlan,
-  NodeMeeting,
-  type NodeSpec,
-  type Rendezvous,
-  recordOf,
-  spansHosts,
-} from './nodes.js';
+import { type Failure, type JobPlan, type NodeSpec, recordOf } from './node-records.js';
+import { indexOfThisHost, NodeMeeting, type Rendezvous, spansHosts } from './nodes.js';
 
 export interface NodeJobOptions {
   readonly rdzv: Rendezvous;
@@ -173,6 +165,10 @@ class NodeJob {
     };
     const lost = (error: unknown): void => {
       if (over.signal.aborted) return;
+      if (isEpError(error) && error.code === 'EP_RENDEZVOUS') {
+        failed({ code: 1, text: error.message, stopped: true });
+        return;
+      }
       const why = error instanceof Error ? error.message : String(error);
       // Nobody could tell the others apart from this one any more.
       const code = signal.aborted ? stopStatus(signal.reason) : 1;

@@ -3,7 +3,22 @@ import { randomUUID } from 'node:crypto';
 import { lookup } from 'node:dns/promises';
 import { isIPv4 } from 'node:net';
 import { hostname, networkInterfaces } from 'node:os';
-import { EpError, isEpError, openTcpStore, type TcpStore } from '@ep/core';
+import { EpError, isEpError, openTcpStore, prefixStore, type Store, type TcpStore } from '@ep/core';
+import {
+  bytes,
+  type Failure,
+  type JobPlan,
+  type Met,
+  type NodeRecord,
+  type NodeSpec,
+  type PlannedNode,
+  planNodes,
+  readFailure,
+  readId,
+  readMet,
+  readNumber,
+  readRecord,
+} from './node-records.js';
 
 /** How often a node says that it is there, and after how long without that it is lost. */
 export const HEARTBEAT_MS = 1000;
@@ -11,49 +26,14 @@ export const LOST_MS = 15_000;
 const LOOK_MS = 100;
 /** How often the name of the rendezvous is looked up while another host is awaited there. */
 const LOOKUP_MS = 1000;
+/** HAZARD: ranks have the same store, and keys of any name: what launchers tell each other has a part of its own. */
+const LAUNCHER = 'ep run';
 const FOREVER = { timeoutMs: Number.POSITIVE_INFINITY } as const;
-
-export interface NodeSpec {
-  readonly host: string;
-  readonly ranks: number;
-}
-
-/** What a node says of itself when it joins. */
-export interface NodeRecord extends NodeSpec {
-  readonly id: string;
-  /** Its place among the nodes, where the hosts are listed. */
-  readonly index?: number;
-  readonly holdsStore: boolean;
-  /** Its end of the connection to the store, as it sees it. */
-  readonly connection?: string;
-  /** Free on this host, for MASTER_PORT if rank 0 is here. */
-  readonly port: number;
-}
-
-export interface PlannedNode extends NodeRecord {
-  readonly firstRank: number;
-}
-
-export interface JobPlan {
-  readonly nodes: readonly PlannedNode[];
-  readonly worldSize: number;
-}
-
-/** Why an attempt ended before its ranks had. */
-export interface Failure {
-  readonly code: number;
-  readonly text: string;
-  /** Somebody asked for the end: nothing is started again. */
-  readonly stopped?: boolean;
-}
 
 export interface Rendezvous {
   readonly host: string;
   readonly port: number;
 }
-
-const bytes = (value: unknown): Uint8Array => new TextEncoder().encode(JSON.stringify(value));
-const parse = <T>(value: Uint8Array): T => JSON.parse(new TextDecoder().decode(value)) as T;
 
 /** The addresses that a name stands for. */
 async function addressesOf(host: string): Promise<readonly string[]> {
@@ -113,40 +93,6 @@ export async function indexOfThisHost(hosts: readonly NodeSpec[]): Promise<numbe
   );
 }
 
-/** Ranks in the order of the list, or else of joining, beginning on the node that holds the store. Throws `EP_RENDEZVOUS` for nodes that cannot be one job. */
-export function planNodes(records: readonly NodeRecord[], hosts: readonly NodeSpec[] | undefined): JobPlan {
-  const order = (one: NodeRecord): number => one.index ?? (one.holdsStore ? -1 : 0);
-  const sorted = [...records].sort((a, b) => order(a) - order(b));
-  checkPlaces(sorted, hosts);
-  let firstRank = 0;
-  const nodes = sorted.map((one): PlannedNode => {
-    const planned = { ...one, firstRank };
-    firstRank += one.ranks;
-    return planned;
-  });
-  return { nodes, worldSize: firstRank };
-}
-
-/** Throws unless each place was given to one node, in a list that is the same for all or by --node-rank, or no node was given any. */
-function checkPlaces(sorted: readonly NodeRecord[], hosts: readonly NodeSpec[] | undefined): void {
-  if (hosts === undefined && sorted.every(({ index }) => index === undefined)) return;
-  const sound = sorted.every(
-    ({ index, ranks }, at) => index === at && (hosts === undefined || hosts[at]?.ranks === ranks),
-  );
-  if (sound) return;
-  const seen = sorted.map(({ index, host }) => `${index ?? 'no --node-rank'} (${host})`).join(', ');
-  const wanted =
-    hosts === undefined
-      ? `have --node-rank 0 to ${sorted.length - 1}, each once, or none at all`
-      : `fit one list of ${hosts.length} hosts`;
-  throw new EpError('EP_RENDEZVOUS', `ep run: the nodes do not ${wanted}: ${seen} came`, {
-    context: { nodes: sorted.map(({ host, index }) => ({ host, index })) },
-  });
-}
-
-/** What the node that holds the store tells the others. */
-type Met = JobPlan | { readonly error: string } | { readonly failure: Failure };
-
 interface Joined {
   readonly number: number;
   readonly record: NodeRecord;
@@ -167,10 +113,12 @@ interface Approach {
 export class NodeMeeting {
   readonly holdsStore: boolean;
   readonly #store: TcpStore;
+  readonly #keys: Store;
   readonly #address: Rendezvous;
 
   private constructor(store: TcpStore, holdsStore: boolean, address: Rendezvous) {
     this.#store = store;
+    this.#keys = prefixStore(store, LAUNCHER);
     this.holdsStore = holdsStore;
     this.#address = address;
   }
@@ -200,30 +148,30 @@ export class NodeMeeting {
   /** On the node that holds the store: gives the job its id. */
   async openJob(): Promise<string> {
     const id = randomUUID();
-    await this.#store.set('job', bytes(id));
+    await this.#keys.set('job', bytes(id));
     return id;
   }
 
   /** The id of the job, the same on all nodes and in all attempts. */
   async jobId(signal: AbortSignal): Promise<string> {
-    return parse<string>(await this.#store.get('job', { ...FOREVER, signal }));
+    return readId('job', await this.#keys.get('job', { ...FOREVER, signal }));
   }
 
   /** The attempt that is under way, or will be. */
   async attempt(signal: AbortSignal): Promise<number> {
-    return parse<number>(await this.#store.get('attempt', { ...FOREVER, signal }));
+    return readNumber('attempt', await this.#keys.get('attempt', { ...FOREVER, signal }));
   }
 
   /** HAZARD: by the node that holds the store, once it has joined itself: of those that join, the first ones are taken, and without it there is nobody who ends the attempt. */
   async openAttempt(attempt: number): Promise<void> {
-    await this.#store.set(`${attempt}/open`, bytes(attempt));
-    await this.#store.set('attempt', bytes(attempt));
+    await this.#keys.set(`${attempt}/open`, bytes(attempt));
+    await this.#keys.set('attempt', bytes(attempt));
   }
 
   /** On the other nodes, for attempts after the first one. */
   async opened(attempt: number, timeoutMs: number, signal: AbortSignal): Promise<void> {
     try {
-      await this.#store.wait([`${attempt}/open`], { timeoutMs, signal });
+      await this.#keys.wait([`${attempt}/open`], { timeoutMs, signal });
     } catch (error) {
       if (!isEpError(error) || error.code !== 'EP_TIMEOUT') throw error;
       const { host, port } = this.#address;
@@ -238,8 +186,8 @@ export class NodeMeeting {
   async join(attempt: number, own: NodeRecord): Promise<void> {
     const connection = this.#store.localAddress;
     const record: NodeRecord = { ...own, ...(connection !== undefined && { connection }) };
-    const number = await this.#store.add(`${attempt}/joined`, 1);
-    await this.#store.set(`${attempt}/node/${number - 1}`, bytes(record));
+    const number = await this.#keys.add(`${attempt}/joined`, 1);
+    await this.#keys.set(`${attempt}/node/${number - 1}`, bytes(record));
   }
 
   /**
@@ -258,7 +206,7 @@ export class NodeMeeting {
     let there: readonly NodeRecord[];
     for (;;) {
       signal.throwIfAborted();
-      if (await this.#store.check([`${attempt}/failed`])) {
+      if (await this.#keys.check([`${attempt}/failed`])) {
         await this.tell(attempt, { failure: await this.failure(attempt, signal) });
         return;
       }
@@ -288,11 +236,11 @@ export class NodeMeeting {
 
   /** Who has joined since. A node counts itself before it says who it is, and may die in between: then it is none. */
   async #look(attempt: number, joined: Joined[]): Promise<void> {
-    const count = await this.#store.add(`${attempt}/joined`, 0);
+    const count = await this.#keys.add(`${attempt}/joined`, 0);
     for (let number = 0; number < count; number++) {
       const key = `${attempt}/node/${number}`;
-      if (joined.some((one) => one.number === number) || !(await this.#store.check([key]))) continue;
-      const record = parse<NodeRecord>(await this.#store.get(key));
+      if (joined.some((one) => one.number === number) || !(await this.#keys.check([key]))) continue;
+      const record = readRecord(key, await this.#keys.get(key));
       const named = this.#store.server?.hasClient(record.connection ?? '') === true;
       joined.push({ number, record, named });
     }
@@ -305,39 +253,42 @@ export class NodeMeeting {
 
   /** On the node that holds the store: what came of the meeting, once. */
   async tell(attempt: number, met: Met): Promise<void> {
-    await this.#store.compareSet(`${attempt}/plan`, new Uint8Array(0), bytes(met));
+    await this.#keys.compareSet(`${attempt}/plan`, new Uint8Array(0), bytes(met));
   }
 
   /** What came of the meeting: the plan, or why there is none since the job ends. Throws `EP_RENDEZVOUS` where the nodes cannot be one job. */
   async plan(attempt: number, signal: AbortSignal): Promise<JobPlan | { readonly failure: Failure }> {
-    const found = parse<Met>(await this.#store.get(`${attempt}/plan`, { ...FOREVER, signal }));
+    const key = `${attempt}/plan`;
+    const found = readMet(key, await this.#keys.get(key, { ...FOREVER, signal }));
     if ('error' in found) throw new EpError('EP_RENDEZVOUS', found.error);
     return found;
   }
 
   /** The first one counts. */
   async fail(attempt: number, failure: Failure): Promise<void> {
-    await this.#store.compareSet(`${attempt}/failed`, new Uint8Array(0), bytes(failure));
+    await this.#keys.compareSet(`${attempt}/failed`, new Uint8Array(0), bytes(failure));
   }
 
   async failure(attempt: number, signal: AbortSignal): Promise<Failure> {
-    return parse<Failure>(await this.#store.get(`${attempt}/failed`, { ...FOREVER, signal }));
+    const key = `${attempt}/failed`;
+    return readFailure(key, await this.#keys.get(key, { ...FOREVER, signal }));
   }
 
   async done(attempt: number, node: number, code: number): Promise<void> {
-    await this.#store.set(`${attempt}/done/${node}`, bytes(code));
+    await this.#keys.set(`${attempt}/done/${node}`, bytes(code));
   }
 
   /** What every node's ranks ended with. */
   async allDone(attempt: number, nodes: number, signal: AbortSignal): Promise<readonly number[]> {
     const keys = Array.from({ length: nodes }, (_, node) => `${attempt}/done/${node}`);
-    return (await this.#store.multiGet(keys, { ...FOREVER, signal })).map((value) => parse<number>(value));
+    const codes = await this.#keys.multiGet(keys, { ...FOREVER, signal });
+    return codes.map((value, node) => readNumber(keys[node]!, value));
   }
 
   /** Tells the node that holds the store that this one is there, until the signal. Rejects where that node is gone. */
   async speak(attempt: number, node: number, signal: AbortSignal): Promise<void> {
     while (!signal.aborted) {
-      await this.#store.add(`${attempt}/alive/${node}`, 1);
+      await this.#keys.add(`${attempt}/alive/${node}`, 1);
       await pause(HEARTBEAT_MS, signal);
     }
   }
@@ -357,10 +308,10 @@ export class NodeMeeting {
       for (const [node, last] of heard.entries()) {
         const { host, connection = '' } = nodes[node]!;
         const hungUp = named[node] === true && !server!.hasClient(connection);
-        const count = await this.#store.add(`${attempt}/alive/${node}`, 0);
+        const count = await this.#keys.add(`${attempt}/alive/${node}`, 0);
         if (count !== last.count || away) heard[node] = { count, at: now };
         const silent = now - heard[node]!.at > LOST_MS;
-        if ((!hungUp && !silent) || (await this.#store.check([`${attempt}/done/${node}`]))) continue;
+        if ((!hungUp && !silent) || (await this.#keys.check([`${attempt}/done/${node}`]))) continue;
         const why = hungUp
           ? 'has gone: its connection to the store was closed'
           : `was not heard for ${LOST_MS / 1000} s: it is down, or the network to it is`;
@@ -372,13 +323,13 @@ export class NodeMeeting {
   }
 
   async end(code: number): Promise<void> {
-    await this.#store.set('over', bytes(code));
+    await this.#keys.set('over', bytes(code));
     await this.#store.othersLeft({ timeoutMs: LOST_MS });
   }
 
   /** What the whole job ends with. */
   async over(signal: AbortSignal): Promise<number> {
-    return parse<number>(await this.#store.get('over', { ...FOREVER, signal }));
+    return readNumber('over', await this.#keys.get('over', { ...FOREVER, signal }));
   }
 
   close(): Promise<void> {
@@ -429,8 +380,4 @@ function pause(ms: number, signal: AbortSignal): Promise<void> {
     signal.addEventListener('abort', end);
     if (signal.aborted) end();
   });
-}
-
-export function recordOf(spec: NodeSpec, port: number, holdsStore: boolean, index: number | undefined): NodeRecord {
-  return { ...spec, id: randomUUID(), port, holdsStore, ...(index !== undefined && { index }) };
 }

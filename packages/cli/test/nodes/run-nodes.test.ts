@@ -76,6 +76,25 @@ describe('ep run on several nodes', () => {
     expect(ids[0]).toMatch(/^[-0-9a-f]{36}$/);
   });
 
+  it('goes on whatever keys its ranks write, and says so where they write into the part of the launchers', async () => {
+    const source = (keys: string) => `
+      import { openTcpStore } from '@ep/core';
+      const { hostname: host, port } = new URL(process.env.EP_STORE.replace('tcp:', 'http:'));
+      const store = await openTcpStore({ host, port: Number(port) });
+      for (const key of ${keys}) await store.set(key, new TextEncoder().encode('a word'));
+      await store.close();`;
+    const own = `['job', 'attempt', 'over', '0/failed', '0/plan', '0/joined', '0/done/0', '0/done/1', '0/alive/1']`;
+    const good = await onNodes([1, 1], ['--nodes', '2'], source(own));
+    expect(good.map(({ code, stderr }) => ({ code, stderr }))).toEqual(Array(2).fill({ code: 0, stderr: '' }));
+    const theirs = `${source(`['ep run/0/failed']`)} setInterval(() => {}, 1000);`;
+    for (const { code, stderr } of await onNodes([1, 1], ['--nodes', '2'], theirs)) {
+      expect(code).toBe(1);
+      expect(stderr).toMatch(
+        /^ep run: .*"0\/failed" in the store of the job holds 6 bytes that are not why a job ended/m,
+      );
+    }
+  });
+
   it('names the nodes that were given the same number', async () => {
     for (const { code, stderr } of await onNodes([1, 1], ['--nodes', '2', '--node-rank', '0'], '')) {
       expect(code).toBe(1);
