@@ -317,6 +317,31 @@ describe('a node that waits for others', () => {
   });
 });
 
+describe("a store that is no launcher's", () => {
+  it('is named as such, once the nodes have waited', async () => {
+    vi.stubEnv('EP_JOB_SECRET', 'a secret of these nodes');
+    const rdzv = { host: '127.0.0.1', port: await freePort() };
+    const foreign = await openTcpStore({ ...rdzv, isServer: true, timeoutMs: 20_000 });
+    try {
+      const { signal } = new AbortController();
+      const meeting = await NodeMeeting.open(rdzv, { joinMs: 2000, others: () => false, signal });
+      try {
+        await expect(meeting.jobId(signal)).rejects.toMatchObject({
+          code: 'EP_RENDEZVOUS',
+          message: expect.stringMatching(
+            /^ep run: the store at 127\.0\.0\.1:\d+ is held by something that is no ep run/,
+          ),
+        });
+      } finally {
+        await meeting.close();
+      }
+    } finally {
+      await foreign.close();
+      vi.unstubAllEnvs();
+    }
+  });
+});
+
 describe('the plan of a job', () => {
   const record = (id: string, ranks: number, more: Partial<NodeRecord> = {}): NodeRecord => ({
     id,

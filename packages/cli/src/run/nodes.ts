@@ -116,7 +116,10 @@ export class NodeMeeting {
   readonly #keys: Store;
   readonly #address: Rendezvous;
 
-  private constructor(store: TcpStore, holdsStore: boolean, address: Rendezvous) {
+  readonly #joinBy: number;
+
+  private constructor(store: TcpStore, holdsStore: boolean, address: Rendezvous, joinBy: number) {
+    this.#joinBy = joinBy;
     this.#store = store;
     this.#keys = prefixStore(store, LAUNCHER);
     this.holdsStore = holdsStore;
@@ -131,7 +134,7 @@ export class NodeMeeting {
       if (bind !== undefined) {
         try {
           const store = await openTcpStore({ ...address, isServer: true, bind, timeoutMs: LOST_MS, signal });
-          return new NodeMeeting(store, true, address);
+          return new NodeMeeting(store, true, address, end);
         } catch (error) {
           // Another node of this host was first.
           if (!isEpError(error) || error.native?.name !== 'EADDRINUSE') throw error;
@@ -142,7 +145,7 @@ export class NodeMeeting {
       if (await untilHeld(address, taken, limits)) break;
     }
     // For joining others may take their time; later on nobody may be silent for longer than a node may.
-    return new NodeMeeting(await openTcpStore({ ...address, timeoutMs: LOST_MS, signal }), false, address);
+    return new NodeMeeting(await openTcpStore({ ...address, timeoutMs: LOST_MS, signal }), false, address, end);
   }
 
   /** On the node that holds the store: gives the job its id. */
@@ -152,14 +155,30 @@ export class NodeMeeting {
     return id;
   }
 
-  /** The id of the job, the same on all nodes and in all attempts. */
+  /** The id of the job, the same on all nodes and in all attempts. Throws `EP_RENDEZVOUS` where the store is no launcher's. */
   async jobId(signal: AbortSignal): Promise<string> {
-    return readId('job', await this.#keys.get('job', { ...FOREVER, signal }));
+    return readId('job', await this.#ofLauncher('job', signal));
   }
 
   /** The attempt that is under way, or will be. */
   async attempt(signal: AbortSignal): Promise<number> {
-    return readNumber('attempt', await this.#keys.get('attempt', { ...FOREVER, signal }));
+    return readNumber('attempt', await this.#ofLauncher('attempt', signal));
+  }
+
+  /** What a launcher that holds the store writes as soon as it does. */
+  async #ofLauncher(key: string, signal: AbortSignal): Promise<Uint8Array> {
+    const timeoutMs = Math.max(HEARTBEAT_MS, Math.min(LOST_MS, this.#joinBy - performance.now()));
+    try {
+      return await this.#keys.get(key, { timeoutMs, signal });
+    } catch (error) {
+      if (!isEpError(error) || error.code !== 'EP_TIMEOUT') throw error;
+      const { host, port } = this.#address;
+      throw new EpError(
+        'EP_RENDEZVOUS',
+        `ep run: the store at ${host}:${port} is held by something that is no ep run: it has told of no job within ${Math.round(timeoutMs)} ms; give --rdzv a port that nothing else listens at`,
+        { context: { host, port, key, timeoutMs }, cause: error },
+      );
+    }
   }
 
   /** HAZARD: by the node that holds the store, once it has joined itself: of those that join, the first ones are taken, and without it there is nobody who ends the attempt. */
