@@ -11,6 +11,7 @@ import {
   type TcpStore,
   type TcpStoreLimits,
 } from '../src/index.js';
+import { routeTo, whyUnreachable } from '../src/stores/tcp/reachability.js';
 import { requestParts } from '../src/stores/tcp/wire.js';
 
 const HOST = '127.0.0.1';
@@ -24,6 +25,12 @@ beforeEach(() => {
   scope = new CloseScope();
 });
 afterEach(() => scope.close());
+
+async function unused(): Promise<number> {
+  const server = await openTcpStoreServer({ port: 0 });
+  await server.close();
+  return server.port;
+}
 
 async function serve(limits?: Partial<TcpStoreLimits>) {
   const server = scope.add(await openTcpStoreServer({ port: 0, ...(limits && { limits }) }));
@@ -78,6 +85,17 @@ describe('opening', () => {
     const opening = openTcpStore({ host: HOST, port, signal: controller.signal });
     setTimeout(() => controller.abort(reason), 20);
     await expect(opening).rejects.toBe(reason);
+  });
+
+  it('knows of no interface from which it tried a name that does not resolve', async () => {
+    const at = { host: 'nowhere.invalid', port: 1 };
+    expect(await routeTo(at.host, at.port)).toBeUndefined();
+    const cause = Object.assign(new Error('connect ENETUNREACH'), { code: 'ENETUNREACH' });
+    expect(await whyUnreachable(at, 'nothing', cause)).toBe(
+      'the last attempt ended with ENETUNREACH: no interface of this host leads there (no route of this host leads there)',
+    );
+    const port = await unused();
+    await expect(openTcpStore({ host: HOST, port, timeoutMs: 60.123 })).rejects.toThrow(/ within 60 ms: /);
   });
 
   it('gives up a server that accepts and says nothing', async () => {

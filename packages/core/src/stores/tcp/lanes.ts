@@ -55,7 +55,7 @@ export async function openPatiently(address: Address, { timeoutMs, signal }: Dea
       if (!late.signal.aborted) continue;
       const { host, port } = address;
       const found = await whyUnreachable(address, reached, cause);
-      throw new EpError('EP_TIMEOUT', `tcp store: no server at ${at} within ${timeoutMs} ms: ${found}`, {
+      throw new EpError('EP_TIMEOUT', `tcp store: no server at ${at} within ${Math.round(timeoutMs)} ms: ${found}`, {
         context: { host, port, timeoutMs, waitedMs: performance.now() - begin },
         cause,
       });

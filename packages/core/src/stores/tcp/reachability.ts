@@ -28,12 +28,18 @@ export function routeTo(host: string, port: number): Promise<Route | undefined> 
     // The name's resolution may hang.
     const timer = setTimeout(end, LOOK_MS);
     socket.once('error', () => end());
-    socket.connect(port, host, () => {
+    // HAZARD: called with errors, too, which then are no event: the socket has the address 0.0.0.0.
+    const onEnd = (error?: Error): void => {
+      if (error) {
+        end();
+        return;
+      }
       const { address } = socket.address();
       const [name] =
         Object.entries(networkInterfaces()).find(([, all]) => all?.some((one) => one.address === address)) ?? [];
       end({ address, interface: name ?? 'an interface without a name' });
-    });
+    };
+    socket.connect(port, host, onEnd as () => void);
   });
 }
 
