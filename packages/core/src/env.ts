@@ -1,4 +1,5 @@
 /** The environment: our switches, and the contract with whoever launched this rank. */
+import { isIPv6 } from 'node:net';
 import { checkObject, EpError, invalid } from './errors.js';
 import { MOST_WORLD_SIZE } from './ranks.js';
 import { firstHostOf, portOfStep } from './slurm.js';
@@ -260,9 +261,13 @@ function parseStoreAddress(env: Environment, value: Value): StoreAddress {
       { context: { MASTER_ADDR: host, MASTER_PORT: port } },
     );
   }
-  if (/[\s\0/]/.test(host))
-    throw invalid('MASTER_ADDR', { where: 'environment', expected: 'a host name or address', found: host });
-  return { kind: 'tcp', host, port: parseInteger('MASTER_PORT', port, 1, 65535) };
+  // Brackets belong to an address with its port: taken for a name, they would wait for a name server.
+  const bare = /^\[([\da-fA-F:.]+)\]$/.exec(host)?.[1] ?? host;
+  if (/[\s\0/[\]]/.test(bare) || (bare.includes(':') && !isIPv6(bare))) {
+    const expected = 'a host name or address, without a port, which is MASTER_PORT';
+    throw invalid('MASTER_ADDR', { where: 'environment', expected, found: host });
+  }
+  return { kind: 'tcp', host: bare, port: parseInteger('MASTER_PORT', port, 1, 65535) };
 }
 
 function holderOf(value: Value, store: StoreAddress): LaunchEnv['storeOfLauncher'] {

@@ -23,6 +23,14 @@ describe('readLaunchEnv', () => {
     });
   });
 
+  it.each([
+    ['[::1]', '::1'],
+    ['fd00::7', 'fd00::7'],
+    ['node-0.ranks', 'node-0.ranks'],
+  ])('meets at %s of MASTER_ADDR', (MASTER_ADDR, host) => {
+    expect(readLaunchEnv({ ...torchrun, MASTER_ADDR }).store).toMatchObject({ host });
+  });
+
   it("reads who this is from Open MPI's variables, then from Slurm's, where torchrun's are not set", () => {
     const master = { MASTER_ADDR: 'node0', MASTER_PORT: '29500' };
     const slurm = { SLURM_PROCID: '5', SLURM_NTASKS: '6', SLURM_LOCALID: '1' };
@@ -130,6 +138,9 @@ describe('readLaunchEnv', () => {
     [{ ...torchrun, MASTER_PORT: undefined }, /no store to meet at.*\(MASTER_PORT is not set\)/],
     [{ ...torchrun, MASTER_ADDR: '' }, /\(MASTER_ADDR is not set\)/],
     [{ ...torchrun, MASTER_ADDR: 'tcp://host' }, /MASTER_ADDR must be a host name or address/],
+    [{ ...torchrun, MASTER_ADDR: 'h:5' }, /MASTER_ADDR must be .* without a port, which is MASTER_PORT, found "h:5"/],
+    [{ ...torchrun, MASTER_ADDR: '[::1]:5' }, /MASTER_ADDR must be .* without a port/],
+    [{ ...torchrun, MASTER_ADDR: '[h]' }, /MASTER_ADDR must be a host name or address/],
     [{ ...torchrun, EP_STORE: 'tcp:1.2.3.4' }, /EP_STORE must be `file:<path>` or `tcp:.*`, found "tcp:1.2.3.4"/],
     [{ ...torchrun, EP_STORE: 'tcp://h:0' }, /the port of EP_STORE must be .*found "0"/],
     [{ ...torchrun, EP_STORE: 'tcp://h/x:1' }, /EP_STORE must be/],
