@@ -3,6 +3,7 @@ import { EpError, invalid, type Need, type RemoteRegion, type Work } from '@ep/c
 import type { NativeOperand, NativeSymmetricMemory } from '../binding.js';
 import { type AtomicWord, AtomicWords } from './atomic-words.js';
 import { NicEndpoint, type NicEndpointInit, type NicRequests, type PostedRequest } from './nic-endpoint.js';
+import { wordOf } from './requests.js';
 
 /** What such an endpoint needs of the addon's NIC: the word's old value lands in `target`. */
 export interface NicAtomics extends NicRequests {
@@ -31,8 +32,6 @@ export interface AtomicEndpointInit<C extends Need> extends NicEndpointInit<C> {
   readonly noAtomics: string;
 }
 
-const wordOf = (value: bigint): bigint => BigInt.asUintN(64, value);
-
 export class AtomicEndpoint<C extends Need> extends NicEndpoint<C> {
   readonly #nic: NicAtomics;
   readonly #noAtomics: string;
@@ -47,15 +46,18 @@ export class AtomicEndpoint<C extends Need> extends NicEndpoint<C> {
   /** As `Endpoint.fetchAdd` says; negative numbers subtract. */
   readonly fetchAdd = (to: RemoteRegion, add: bigint): Work<bigint> =>
     this.atomic('fetchAdd', to, (memory, word) =>
-      this.#nic.fetchAdd(memory, this.peer, to.byteOffset, word.memory, word.byteOffset, wordOf(add)),
+      this.#nic.fetchAdd(
+        ...([memory, this.peer, to.byteOffset, word.memory, word.byteOffset, wordOf('fetchAdd', 'add', add)] as const),
+      ),
     );
 
   protected swap(to: RemoteRegion, compare: bigint, swap: bigint): Work<bigint> {
-    return this.atomic('compareSwap', to, (memory, word) =>
-      this.#nic.compareSwap(
-        ...([memory, this.peer, to.byteOffset, word.memory, word.byteOffset, wordOf(compare), wordOf(swap)] as const),
-      ),
-    );
+    return this.atomic('compareSwap', to, (memory, word) => {
+      const [expected, next] = [wordOf('compareSwap', 'compare', compare), wordOf('compareSwap', 'swap', swap)];
+      return this.#nic.compareSwap(
+        ...([memory, this.peer, to.byteOffset, word.memory, word.byteOffset, expected, next] as const),
+      );
+    });
   }
 
   protected atomic(

@@ -37,7 +37,7 @@ export { NicEndpoint, type NicEndpointInit, type NicRequests, type PostedRequest
 export { checkLimits, nativeTimeout, runWait, waitError, withClosing } from './outcome.js';
 export { checkOver, type NothingOver, type Over, overOrFailure, refuseOver } from './over.js';
 export { inheritMemory, type Renewer, renewMemory } from './renew.js';
-export { checkRemote, checkSameSize, checkValue, type SignalWords, signalWords } from './requests.js';
+export { checkRemote, checkSameSize, checkValue, type SignalWords, signalWords, wordOf } from './requests.js';
 export {
   checkSecret,
   fingerprint,

@@ -10,6 +10,14 @@ export interface SignalWords {
 
 const NO_SIGNAL: SignalWords = { op: 0, slot: 0, value: 0n };
 
+/** The bits of a number of 64 bits, with or without a sign. Throws `EP_INVALID_ARGUMENT`: of a longer one BigInt.asUintN would take a part. */
+export function wordOf(where: string, name: string, value: bigint | undefined): bigint {
+  if (typeof value !== 'bigint') throw invalid(name, { where, expected: 'a bigint', found: value });
+  const word = BigInt.asUintN(64, value);
+  if (word === value || BigInt.asIntN(64, value) === value) return word;
+  throw invalid(name, { where, expected: 'at most 64 bits', found: value });
+}
+
 /** Throws `EP_INVALID_ARGUMENT`. */
 export function signalWords(update: SignalUpdate<Need> | undefined): SignalWords {
   if (update === undefined) return NO_SIGNAL;
@@ -24,11 +32,9 @@ export function signalWords(update: SignalUpdate<Need> | undefined): SignalWords
     throw invalid('slot', { where: `signal ${op}`, expected: 'a slot number', found: slot });
   if (op === 'inc') return { op: 1, slot, value: 1n };
   if (op !== 'add' && op !== 'set') throw invalid('op', { where: 'signal', expected: 'inc, add or set', found: op });
-  if (typeof value !== 'bigint') throw invalid('value', { where: `signal ${op}`, expected: 'a bigint', found: value });
-  if (BigInt.asUintN(64, value) !== value && BigInt.asIntN(64, value) !== value) {
-    throw invalid('value', { where: `signal ${op}`, expected: 'at most 64 bits', found: value });
-  }
-  return { op: op === 'add' ? 1 : 2, slot, value };
+  // As it was given: native code takes either sign.
+  wordOf(`signal ${op}`, 'value', value);
+  return { op: op === 'add' ? 1 : 2, slot, value: value as bigint };
 }
 
 /** Of `putValue`: refuses a value of more bits than its bytes have, with a sign or without. Widths that there are not are refused by native code. */

@@ -1,7 +1,7 @@
 /** Operations towards one peer, on a connection of JS's own. */
 import { EpError, type RemoteRegion, type Work } from '@ep/core';
 import type { NativeIbgdaNic } from '@ep/native';
-import { AtomicEndpoint, type AtomicEndpointInit } from '@ep/native/ranks';
+import { AtomicEndpoint, type AtomicEndpointInit, wordOf } from '@ep/native/ranks';
 import { pairError } from './failure.js';
 import type { IbgdaNeeds } from './probe.js';
 
@@ -53,8 +53,9 @@ export class IbgdaEndpoint extends AtomicEndpoint<IbgdaNeeds> {
         );
       }
       const [where, place] = [to.byteOffset, byteOffset];
-      const words = [compare, swap, masks.compare ?? -1n, masks.swap ?? -1n].map((one) => BigInt.asUintN(64, one));
-      const [first, second, third, fourth] = words as [bigint, bigint, bigint, bigint];
+      const word = (name: string, value: bigint): bigint => wordOf('compareSwap', name, value);
+      const [first, second] = [word('compare', compare), word('swap', swap)];
+      const [third, fourth] = [word('masks.compare', masks.compare ?? -1n), word('masks.swap', masks.swap ?? -1n)];
       return this.#nic.compareSwap(memory, this.peer, where, target, place, first, second, third, fourth);
     });
   };

@@ -36,6 +36,27 @@ test('additions wrap, and negative ones subtract', async () => {
   expect(a.memory.view('u64', 0, 1)[0]).toBe(2n ** 64n - 2n);
 });
 
+test('what is no number of 64 bits is refused, and by the request alone', async () => {
+  pair = await openPair();
+  const [, b] = await openSides(pair);
+  const word = b.memory.remote(0, 0, 8);
+  const { endpoint } = b;
+  const [one, two] = [1, 2] as unknown as [bigint, bigint];
+  for (const [begin, message] of [
+    [() => endpoint.compareSwap(word, one, two), /^compareSwap: compare must be a bigint, found 1/],
+    [() => endpoint.compareSwap(word, 1n, 1n << 64n), /^compareSwap: swap must be at most 64 bits/],
+    [() => endpoint.compareSwap(word, -(1n << 63n) - 1n, 1n), /^compareSwap: compare must be at most 64 bits/],
+    [() => endpoint.compareSwap(word, 1n, 1n, { compare: 1n << 70n }), /masks\.compare must be at most 64 bits/],
+    [() => endpoint.fetchAdd(word, 1n << 70n), /^fetchAdd: add must be at most 64 bits/],
+  ] as const) {
+    await expect(begin()).rejects.toMatchObject({
+      code: 'EP_INVALID_ARGUMENT',
+      message: expect.stringMatching(message),
+    });
+  }
+  expect(await endpoint.fetchAdd(word, 0n)).toBe(0n);
+});
+
 test('a swap happens where the word is as compared, and tells its old value either way', async () => {
   pair = await openPair();
   const [a, b] = await openSides(pair);

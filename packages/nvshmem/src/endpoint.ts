@@ -27,6 +27,7 @@ import {
   type Liveness,
   RankMemory,
   signalWords,
+  wordOf,
 } from '@ep/native/ranks';
 
 function ownMemory(what: string, region: Region): NativeSymmetricMemory {
@@ -147,7 +148,8 @@ export class ShmEndpoint extends Resource implements Endpoint<Need> {
         const found = `${to.byteLength} bytes at ${to.byteOffset}`;
         throw invalid('region', { where: op, expected: '8 bytes at a multiple of 8', found });
       }
-      const [operand, other] = [BigInt.asUintN(64, word), BigInt.asUintN(64, expected)];
+      const operand = wordOf(op, code === ADD ? 'add' : 'swap', word);
+      const other = wordOf(op, 'compare', expected);
       const old = target.atomic(this.peer, to.byteOffset, 8, code, operand, other);
       return doneWork(op, this.#sequence++, BigInt(old));
     } catch (error) {
