@@ -55,6 +55,8 @@ describe('configuration', () => {
     [{ silenceMs: 999 }, /silenceMs/],
     [{ heartbeatMs: 0 }, /heartbeatMs/],
     [{ provider: '' }, /provider/],
+    [{ address: '0.0.0.0' }, /address must be the address of one interface, not of all, found "0\.0\.0\.0"/],
+    [{ address: '::' }, /address must be the address of one interface/],
     [{ timeoutMs: -1 }, /timeoutMs/],
     [{ ranksOnHost: 0 }, /ranksOnHost/],
   ] as const)('refuses %j before anything is opened', async (config, message) => {

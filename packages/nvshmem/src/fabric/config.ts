@@ -1,4 +1,5 @@
 /** What can be chosen when the backing `fabric` is opened. */
+import { isIPv6 } from 'node:net';
 import {
   checkInteger,
   defaultTimeoutMs,
@@ -50,12 +51,19 @@ function text(name: string, value: string | undefined, fallback: string): string
   throw invalid(name, { where, expected: 'a string that is not empty', found: value });
 }
 
+/** HAZARD: peers are told this address, and reach nothing at the one that stands for all interfaces. */
+function addressOf(value: string | undefined): string {
+  const address = text('address', value, '');
+  if (address !== '0.0.0.0' && !(isIPv6(address) && /^[0:]+$/.test(address))) return address;
+  throw invalid('address', { where, expected: 'the address of one interface, not of all', found: address });
+}
+
 /** Throws `EP_INVALID_ARGUMENT`. */
 export function resolveQuery(config: FabricConfig | undefined): FabricQuery {
   return {
     library: text('library', config?.library, 'libfabric.so.1'),
     provider: text('provider', config?.provider, ''),
-    address: text('address', config?.address, ''),
+    address: addressOf(config?.address),
     gpu: config?.device === undefined ? -1 : checkInteger(config.device, 'device', where, 0, 1023),
   };
 }
