@@ -197,7 +197,7 @@ describe('the node that holds the store', () => {
     const args = ['-e', 'process.exit(process.env.TORCHELASTIC_RESTART_COUNT === "0" ? 3 : 0)'];
     await holding({ args, maxRestarts: 1 }, async ({ other, signal, ended }) => {
       await other.opened(1, 20_000, signal);
-      await other.join(1, recordOf({ host: 'soon', ranks: 1 }, 1, false, undefined));
+      await other.join(1, recordOf({ host: 'soon', ranks: 1, maxRestarts: 1 }, 1, false, undefined));
       const { nodes } = (await other.plan(1, signal)) as JobPlan;
       expect(nodes.map(({ holdsStore }) => holdsStore)).toEqual([true]);
       expect(await other.over(signal)).toBe(0);
@@ -206,7 +206,7 @@ describe('the node that holds the store', () => {
     });
   });
 
-  const spec = { host: 'other', ranks: 1 };
+  const spec = { host: 'other', ranks: 1, maxRestarts: 0 };
 
   it('does not count a node that has gone before there were enough', async () => {
     await holding({ least: 3, most: 3, joinMs: 3000 }, async ({ other, signal, ended }) => {
@@ -252,7 +252,8 @@ describe('the node that holds the store', () => {
     const args = ['-e', 'process.exit(process.env.TORCHELASTIC_RESTART_COUNT === "0" ? 3 : 0)'];
     const times = { least: 2, most: 2, joinMs: 1500, graceMs: 20_000 };
     await holding({ args, maxRestarts: 1, ...times }, async ({ other, signal, ended }) => {
-      const first = recordOf(spec, 1, false, undefined);
+      const restarted = { ...spec, maxRestarts: 1 };
+      const first = recordOf(restarted, 1, false, undefined);
       await other.join(0, first);
       const { nodes } = (await other.plan(0, signal)) as JobPlan;
       const speaking = new AbortController();
@@ -263,7 +264,7 @@ describe('the node that holds the store', () => {
       await spoken;
       await sleep(2500);
       await other.opened(1, 1500, signal);
-      const again = recordOf(spec, 1, false, undefined);
+      const again = recordOf(restarted, 1, false, undefined);
       await other.join(1, again);
       expect(((await other.plan(1, signal)) as JobPlan).nodes).toHaveLength(2);
       await other.done(1, node, 0);
@@ -349,6 +350,7 @@ describe('the plan of a job', () => {
     ranks,
     holdsStore: false,
     port: 1,
+    maxRestarts: 0,
     ...more,
   });
 
@@ -374,7 +376,24 @@ describe('the plan of a job', () => {
     const planned = planNodes([b, record('a', 1, { index: 0, holdsStore: true })], hosts);
     expect(planned.nodes.map(({ id }) => id)).toEqual(['a', 'b']);
     expect(() => planNodes([b, record('x', 2, { index: 1 })], hosts)).toThrow(
-      /do not fit one list of 2 hosts: 1 \(b\), 1 \(x\) came/,
+      /do not fit the list a:1,b:2 of the one that holds the store: 1 \(b:2\), 1 \(x:2\) came/,
+    );
+  });
+
+  it('names the ranks of a host that differ between two lists, and restarts that differ', () => {
+    const hosts = [
+      { host: 'a', ranks: 1 },
+      { host: 'b', ranks: 1 },
+    ];
+    const a = record('a', 1, { index: 0, holdsStore: true });
+    expect(() => planNodes([a, record('b', 2, { index: 1 })], hosts)).toThrow(
+      /do not fit the list a:1,b:1 of the one that holds the store: 0 \(a:1\), 1 \(b:2\) came/,
+    );
+    expect(() => planNodes([a, record('b', 1, { index: 1, maxRestarts: 3 })], hosts)).toThrow(
+      expect.objectContaining({
+        code: 'EP_RENDEZVOUS',
+        message: 'ep run: --max-restarts is 0 on a and 3 on b: give the same on all hosts',
+      }),
     );
   });
 

@@ -7,7 +7,7 @@ import { EpError, isEpError } from '@ep/core';
 import { OutputLost } from '../output.js';
 import { signalOf, stopStatus } from '../stop.js';
 import { freePort, type LaunchEvent, type LaunchResult, launchRanks } from './launch.js';
-import { type Failure, type JobPlan, type NodeSpec, recordOf } from './node-records.js';
+import { checkRestarts, type Failure, type JobPlan, type NodeRecord, type NodeSpec, recordOf } from './node-records.js';
 import { indexOfThisHost, NodeMeeting, type Rendezvous, spansHosts } from './nodes.js';
 
 export interface NodeJobOptions {
@@ -91,7 +91,7 @@ class NodeJob {
     }
   }
 
-  #id = '';
+  #own: NodeRecord | undefined;
   #jobId = '';
   /** The attempt in which this node came. */
   #first: number | undefined;
@@ -99,14 +99,15 @@ class NodeJob {
   async #round(attempt: number): Promise<Ended> {
     const plan = await this.#meet(attempt);
     if ('failure' in plan) return plan;
-    const place = plan.nodes.findIndex(({ id }) => id === this.#id);
+    const place = plan.nodes.findIndex(({ id }) => id === this.#own?.id);
     if (place >= 0) return this.#attempt(attempt, plan, place);
+    checkRestarts(this.#own!, plan.nodes[0]!);
     this.#options.onNote(`the job runs on ${plan.nodes.length} nodes without this one, which waits for a restart`);
     return this.#watch(attempt);
   }
 
   async #meet(attempt: number): Promise<JobPlan | { readonly failure: Failure }> {
-    const { signal, hosts } = this.#options;
+    const { signal, hosts, maxRestarts } = this.#options;
     const meeting = this.#meeting;
     const host = hosts?.[this.#index!]?.host ?? hostname();
     this.#first ??= attempt;
@@ -114,8 +115,13 @@ class NodeJob {
     const joinMs = this.#options.joinMs + (attempt === this.#first ? 0 : this.#options.graceMs);
     try {
       if (attempt > this.#first && !meeting.holdsStore) await meeting.opened(attempt, joinMs, signal);
-      const record = recordOf({ host, ranks: this.#ranks }, await freePort(), meeting.holdsStore, this.#index);
-      this.#id = record.id;
+      const record = recordOf(
+        { host, ranks: this.#ranks, maxRestarts },
+        await freePort(),
+        meeting.holdsStore,
+        this.#index,
+      );
+      this.#own = record;
       await meeting.join(attempt, record);
       if (meeting.holdsStore) {
         await meeting.openAttempt(attempt);

@@ -17,6 +17,8 @@ export interface NodeRecord extends NodeSpec {
   readonly connection?: string;
   /** Free on this host, for MASTER_PORT if rank 0 is here. */
   readonly port: number;
+  /** The same on all nodes: each counts for itself, and they would part. */
+  readonly maxRestarts: number;
 }
 
 export interface PlannedNode extends NodeRecord {
@@ -42,6 +44,7 @@ export type Met = JobPlan | { readonly error: string } | { readonly failure: Fai
 const isText = (value: unknown): value is string => typeof value === 'string';
 const isInteger = (value: unknown, min: number, max: number): value is number =>
   Number.isInteger(value) && (value as number) >= min && (value as number) <= max;
+const isCount = (value: unknown): value is number => isInteger(value, 0, 1_000_000);
 const isOptional = (value: unknown, is: (value: unknown) => boolean): boolean => value === undefined || is(value);
 
 function fieldsOf<T>(value: unknown): { readonly [K in keyof T]?: unknown } {
@@ -49,11 +52,12 @@ function fieldsOf<T>(value: unknown): { readonly [K in keyof T]?: unknown } {
 }
 
 function isRecord(value: unknown): value is NodeRecord {
-  const { id, host, ranks, index, holdsStore, connection, port } = fieldsOf<NodeRecord>(value);
+  const { id, host, ranks, index, holdsStore, connection, port, maxRestarts } = fieldsOf<NodeRecord>(value);
   return (
     [id, host].every(isText) &&
     isInteger(ranks, 1, 2 ** 20) &&
     isInteger(port, 1, 65_535) &&
+    isCount(maxRestarts) &&
     typeof holdsStore === 'boolean' &&
     isOptional(index, (one) => isInteger(one, 0, 65_535)) &&
     isOptional(connection, isText)
@@ -72,8 +76,6 @@ function isMet(value: unknown): value is Met {
   const isPlanned = (one: unknown) => isRecord(one) && isInteger(fieldsOf<PlannedNode>(one).firstRank, 0, 2 ** 20);
   return Array.isArray(nodes) && nodes.length > 0 && nodes.every(isPlanned) && isInteger(worldSize, 1, 2 ** 30);
 }
-
-const isCount = (value: unknown): value is number => isInteger(value, 0, 1_000_000);
 
 /** HAZARD: ranks have the same store, and a program may have written there what it likes. Throws `EP_RENDEZVOUS` that names the key. */
 function reading<T>(what: string, is: (value: unknown) => value is T): (key: string, value: Uint8Array) => T {
@@ -101,7 +103,12 @@ export const readRecord = reading('what a node says of itself', isRecord);
 export const readFailure = reading('why a job ended', isFailure);
 export const readMet = reading('a plan', isMet);
 
-export function recordOf(spec: NodeSpec, port: number, holdsStore: boolean, index: number | undefined): NodeRecord {
+export function recordOf(
+  spec: NodeSpec & { readonly maxRestarts: number },
+  port: number,
+  holdsStore: boolean,
+  index: number | undefined,
+): NodeRecord {
   return { ...spec, id: randomUUID(), port, holdsStore, ...(index !== undefined && { index }) };
 }
 
@@ -110,6 +117,7 @@ export function planNodes(records: readonly NodeRecord[], hosts: readonly NodeSp
   const order = (one: NodeRecord): number => one.index ?? (one.holdsStore ? -1 : 0);
   const sorted = [...records].sort((a, b) => order(a) - order(b));
   checkPlaces(sorted, hosts);
+  for (const one of sorted) checkRestarts(one, sorted[0]!);
   let firstRank = 0;
   const nodes = sorted.map((one): PlannedNode => {
     const planned = { ...one, firstRank };
@@ -126,12 +134,21 @@ function checkPlaces(sorted: readonly NodeRecord[], hosts: readonly NodeSpec[] |
     ({ index, ranks }, at) => index === at && (hosts === undefined || hosts[at]?.ranks === ranks),
   );
   if (sound) return;
-  const seen = sorted.map(({ index, host }) => `${index ?? 'no --node-rank'} (${host})`).join(', ');
+  const seen = sorted.map(
+    ({ index, host, ranks }) => `${index ?? 'no --node-rank'} (${hosts === undefined ? host : `${host}:${ranks}`})`,
+  );
   const wanted =
     hosts === undefined
       ? `have --node-rank 0 to ${sorted.length - 1}, each once, or none at all`
-      : `fit one list of ${hosts.length} hosts`;
-  throw new EpError('EP_RENDEZVOUS', `ep run: the nodes do not ${wanted}: ${seen} came`, {
+      : `fit the list ${hosts.map(({ host, ranks }) => `${host}:${ranks}`).join(',')} of the one that holds the store`;
+  throw new EpError('EP_RENDEZVOUS', `ep run: the nodes do not ${wanted}: ${seen.join(', ')} came`, {
     context: { nodes: sorted.map(({ host, index }) => ({ host, index })) },
   });
+}
+
+/** Throws `EP_RENDEZVOUS`. */
+export function checkRestarts(one: NodeRecord, other: NodeRecord): void {
+  if (one.maxRestarts === other.maxRestarts) return;
+  const [here, there] = [other, one].map(({ maxRestarts, host }) => `${maxRestarts} on ${host}`);
+  throw new EpError('EP_RENDEZVOUS', `ep run: --max-restarts is ${here} and ${there}: give the same on all hosts`);
 }
