@@ -8,7 +8,7 @@ import { runCommand } from '../src/run/command.js';
 import { freePort } from '../src/run/launch.js';
 import { type NodeJobOptions, runNode } from '../src/run/node-job.js';
 import { type JobPlan, type NodeRecord, planNodes, recordOf } from '../src/run/node-records.js';
-import { indexOfThisHost, localAddressOf, NodeMeeting, spansHosts } from '../src/run/nodes.js';
+import { indexOfThisHost, localAddressOf, NodeMeeting, type Rendezvous, spansHosts } from '../src/run/nodes.js';
 
 vi.mock('node:dns/promises', async (load) => {
   const real = await load<typeof import('node:dns/promises')>();
@@ -169,7 +169,7 @@ describe('the node that holds the store', () => {
   /** It runs here, the others are made of what the test calls: they come as soon as they hear of the store. */
   async function holding<T>(
     options: Partial<NodeJobOptions>,
-    body: (held: { other: NodeMeeting; signal: AbortSignal; ended: Promise<number> }) => Promise<T>,
+    body: (held: { rdzv: Rendezvous; other: NodeMeeting; signal: AbortSignal; ended: Promise<number> }) => Promise<T>,
   ): Promise<T> {
     vi.stubEnv('EP_JOB_SECRET', 'a secret of these nodes');
     const over = new AbortController();
@@ -183,7 +183,7 @@ describe('the node that holds the store', () => {
     try {
       const other = await NodeMeeting.open(rdzv, { joinMs: 20_000, others: () => false, signal });
       try {
-        return await body({ other, signal, ended });
+        return await body({ rdzv, other, signal, ended });
       } finally {
         await other.close();
       }
@@ -271,6 +271,18 @@ describe('the node that holds the store', () => {
       expect(await other.over(signal)).toBe(0);
       await other.close();
       expect(await ended).toBe(0);
+    });
+  });
+
+  it('says why it refused a host, once', async () => {
+    const notes: string[] = [];
+    await holding({ least: 2, most: 2, onNote: (text) => notes.push(text) }, async ({ rdzv }) => {
+      for (const secret of ['another secret of a job', 'another secret of a job', 'one more secret of a job']) {
+        const late = openTcpStore({ ...rdzv, secret, timeoutMs: 20_000 });
+        await expect(late).rejects.toMatchObject({ code: 'EP_SECRET' });
+      }
+      await vi.waitFor(() => expect(notes.length).toBeGreaterThan(0), { timeout: 10_000 });
+      expect(notes).toEqual([expect.stringMatching(/^the store refused 127\.0\.0\.1: .*secret/)]);
     });
   });
 

@@ -42,9 +42,11 @@ export async function runNode(options: NodeJobOptions): Promise<number> {
   const ranks = hosts === undefined ? options.ranks! : hosts[index!]!.ranks;
   const others = () => (hosts === undefined ? options.most > 1 : spansHosts(hosts));
   const meeting = await NodeMeeting.open(options.rdzv, { joinMs, others, signal });
+  const quiet = meeting.holdsStore ? meeting.tellOfRefused(options.onNote) : () => {};
   try {
     return await new NodeJob(options, meeting, ranks, index).run();
   } finally {
+    quiet();
     await meeting.close();
   }
 }

@@ -1,9 +1,9 @@
 /** The nodes of a job that runs on several hosts: how they find each other, who is which, and how each learns of the others' ends. */
 import { randomUUID } from 'node:crypto';
 import { lookup } from 'node:dns/promises';
-import { isIPv4 } from 'node:net';
+import { isIPv4, isIPv6 } from 'node:net';
 import { hostname, networkInterfaces } from 'node:os';
-import { EpError, isEpError, openTcpStore, prefixStore, type Store, type TcpStore } from '@ep/core';
+import { EpError, isEpError, listen, openTcpStore, prefixStore, type Store, type TcpStore } from '@ep/core';
 import {
   bytes,
   type Failure,
@@ -28,6 +28,8 @@ const LOOK_MS = 100;
 const LOOKUP_MS = 1000;
 /** HAZARD: ranks have the same store, and keys of any name: what launchers tell each other has a part of its own. */
 const LAUNCHER = 'ep run';
+/** Whoever reaches the port can come as often as he likes. */
+const MOST_REFUSALS = 100;
 const FOREVER = { timeoutMs: Number.POSITIVE_INFINITY } as const;
 
 export interface Rendezvous {
@@ -146,6 +148,22 @@ export class NodeMeeting {
     }
     // For joining others may take their time; later on nobody may be silent for longer than a node may.
     return new NodeMeeting(await openTcpStore({ ...address, timeoutMs: LOST_MS, signal }), false, address, end);
+  }
+
+  /**
+   * On the node that holds the store: says of each host that was refused, for another secret, say, or that was not understood, why; once, since it may come again and again. Until the returned
+   * function is called.
+   */
+  tellOfRefused(onNote: (text: string) => void): () => void {
+    const { server } = this.#store;
+    const own = server === undefined ? '' : `${isIPv6(server.host) ? `[${server.host}]` : server.host}:${server.port}`;
+    const told = new Set<string>();
+    return listen('ep:store:dropped', ({ server: at, peer, reason }) => {
+      const text = `the store refused ${peer.replace(/:\d+$/, '')}: ${reason}`;
+      if (at !== own || told.has(text) || told.size >= MOST_REFUSALS) return;
+      told.add(text);
+      onNote(text);
+    });
   }
 
   /** On the node that holds the store: gives the job its id. */
