@@ -1,5 +1,5 @@
 /** What c10d refuses before anything moves, each with its own message. */
-import { checkInteger, type DType, EpError, invalid, type Rank } from '@ep/core';
+import { type AbortOptions, checkInteger, checkSignal, type DType, EpError, invalid, type Rank } from '@ep/core';
 import { DeviceElements } from './device/elements.js';
 import type { Data, Elements, GroupEngine } from './engine.js';
 import { dataOf, dtypeOf, isKept, messageData } from './operands.js';
@@ -12,11 +12,23 @@ export function checkRank(rank: Rank | undefined, what: string, where: string, s
   return checkInteger(rank, what, where, 0, size - 1);
 }
 
+/** Throws unless they are an object with a signal that is one, or absent. */
+export function checkOptions(options: AbortOptions | undefined, where: string): void {
+  if (options === undefined) return;
+  if (typeof options !== 'object' || options === null) {
+    throw invalid('options', { where, expected: 'an object', found: options });
+  }
+  checkSignal(options.signal, where);
+}
+
 /** Throws for the first message of a batch that `send` or `recv` would refuse. */
 export function checkBatch(ops: readonly MessageOp[], where: string, engine: GroupEngine): void {
   if (!Array.isArray(ops)) throw invalid('ops', { where, expected: 'a list of messages', found: ops });
   for (const [i, message] of (ops as readonly MessageOp[]).entries()) {
     const at = `${where}: ops[${i}]`;
+    if (typeof message !== 'object' || message === null) {
+      throw invalid(`ops[${i}]`, { where, expected: 'a message', found: message });
+    }
     const { op, peer } = message;
     if (op !== 'send' && op !== 'recv') throw invalid('op', { where: at, expected: "'send' or 'recv'", found: op });
     if (op === 'send' || peer !== undefined) checkRank(peer, 'peer', at, engine.size);
@@ -96,7 +108,8 @@ export function checkList(
   if (sources.length !== size) {
     throw invalid(`length of ${what}`, { where, expected: `${size}, one tensor for each rank`, found: sources.length });
   }
-  const all = sources.map((source: Operand, rank) => dataOf(source, `${what}[${rank}]`, where));
+  // Also of a list with holes, which map() skips.
+  const all = Array.from(sources as readonly Operand[], (source, rank) => dataOf(source, `${what}[${rank}]`, where));
   const first: Pattern = {
     name: `${what}[0]`,
     dtype: dtypeOf(sources[0]),
@@ -168,7 +181,7 @@ export function checkSplits(
     throw invalid(what, { where, expected: `a list of ${size} numbers of rows, one for each rank`, found });
   }
   let at = 0;
-  const ends = splits.map((split: unknown, rank) => {
+  const ends = Array.from(splits as readonly unknown[], (split, rank) => {
     at += checkInteger(split, `${what}[${rank}]`, where);
     return at;
   });

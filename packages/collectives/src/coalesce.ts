@@ -45,7 +45,7 @@ export function coalescedCalls(
   if (!Array.isArray(sources) || sources.length === 0) {
     throw invalid('tensors', { where, expected: 'a list of at least one tensor', found: sources });
   }
-  const arrays = sources.map((source: Operand, i) => dataOf(source, `tensors[${i}]`, where));
+  const arrays = Array.from(sources as readonly Operand[], (source, i) => dataOf(source, `tensors[${i}]`, where));
   const small = new Map<DType, Elements[]>();
   const large: { readonly dtype: DType; readonly elements: Data }[] = [];
   for (const [i, elements] of arrays.entries()) {

@@ -5,6 +5,7 @@ import {
   checkInputAndOutput,
   checkList,
   checkLists,
+  checkOptions,
   checkRank,
   checkReduceOp,
   checkSplits,
@@ -274,6 +275,7 @@ export abstract class Collectives extends Resource {
 
   #timeout(op: string, options: CallOptions | undefined): number {
     if (options === undefined) return this.#timeoutMs;
+    checkOptions(options, op);
     options.signal?.throwIfAborted();
     return options.timeoutMs === undefined ? this.#timeoutMs : checkTimeout(options.timeoutMs, op);
   }

@@ -2,6 +2,7 @@
 import { setTimeout as delay } from 'node:timers/promises';
 import { checkInteger, checkTimeout, defaultTimeoutMs, EpError, formatRanks, invalid, type Store } from '@ep/core';
 import { type ElasticInit, engineFactory, type GroupTransport, isEmptyPlace, isTransport } from './backends.js';
+import { checkOptions } from './checks.js';
 import { MOST_RANKS, meet } from './meeting.js';
 import { checkMembers } from './members.js';
 import type { InitOptions } from './options.js';
@@ -180,6 +181,7 @@ async function agreeOnOpening(
  * is awaited by what needs it. Throws `EP_INVALID_ARGUMENT`, or `EP_RENDEZVOUS` naming ranks that did not come to `initMethod` or exist twice.
  */
 export async function initProcessGroup(options: InitOptions = {}): Promise<ProcessGroup> {
+  checkOptions(options, WHERE);
   checkHosts(options);
   const factory = engineFactory(options.backend ?? 'shm', options.device, options.hosts);
   const timeoutMs =

@@ -46,6 +46,10 @@ function givenPlace(store: Store, options: InitOptions, transport: GroupTranspor
   if (options.initMethod !== undefined) {
     throw invalid('initMethod', { where: WHERE, expected: 'absent where there is a store', found: options.initMethod });
   }
+  for (const method of ['get', 'set', 'add', 'compareSet', 'check'] as const) {
+    if (typeof (store as Partial<Store> | null)?.[method] === 'function') continue;
+    throw invalid('store', { where: WHERE, expected: `a store, with a function ${method}()`, found: store });
+  }
   const worldSize = checkSize(options.worldSize ?? transport?.worldSize, transport);
   const largest =
     options.isExtension === true ? Math.max(worldSize, options.maxGroupSize ?? MOST_RANKS) - 1 : worldSize - 1;

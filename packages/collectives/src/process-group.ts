@@ -15,7 +15,7 @@ import {
 } from '@ep/core';
 import type { GpuQueue } from '@ep/native';
 import type { ElasticInit, EngineFactory } from './backends.js';
-import { checkBatch, checkRank, checkTag } from './checks.js';
+import { checkBatch, checkOptions, checkRank, checkTag } from './checks.js';
 import { Collectives, type GroupParts } from './collectives.js';
 import { admit, elasticOf, evict, grow, shareMade, survey } from './elastic.js';
 import type { GroupEngine, PeerState, RecvEnd } from './engine.js';
@@ -286,11 +286,11 @@ export class ProcessGroup extends Collectives {
     const op = 'newGroup';
     this.enter(op);
     checkMembers(ranks, op, this.size);
+    const limits = this.limits(op, options);
     const { name } = options;
     if (name !== undefined && typeof name !== 'string')
       throw invalid('name', { where: op, expected: 'a string', found: name });
     const stream = this.#streamOf(op, options);
-    const limits = this.limits(op, options);
     const agreed = await agreeOnMembers(this.lane, op, { ranks, label: name, made: ++this.#made }, limits);
     const { made, contributors } = agreed;
     this.#made = Math.max(this.#made, made);
@@ -307,8 +307,8 @@ export class ProcessGroup extends Collectives {
     const op = 'split';
     this.enter(op);
     checkColor(color, key, op);
-    const stream = this.#streamOf(op, options);
     const limits = this.limits(op, options);
+    const stream = this.#streamOf(op, options);
     const { made, ranks } = await agreeOnColors(this.lane, op, { color, key, made: ++this.#made }, limits);
     this.#made = Math.max(this.#made, made);
     const part = `${made}.${color}`;
@@ -318,6 +318,7 @@ export class ProcessGroup extends Collectives {
 
   /** `signal` cuts off operations under way, which are otherwise awaited; receives are not awaited. Groups made from this one are closed before. */
   override close(options: AbortOptions = {}): Promise<void> {
+    checkOptions(options, 'close');
     const { signal } = options;
     if (signal === undefined) return super.close();
     const cut = (): void => this.#cut.abort(signal.reason);

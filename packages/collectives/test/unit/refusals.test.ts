@@ -1,7 +1,7 @@
 /** What is wrong with arguments is said by the call itself, in words of its own, before anything moves. */
-import { tensor } from '@ep/core';
+import { memoryStore, tensor } from '@ep/core';
 import { expect, test } from 'vitest';
-import type { Operand, ProcessGroup, ReduceOp } from '../../src/index.js';
+import { initProcessGroup, type Operand, type ProcessGroup, type ReduceOp } from '../../src/index.js';
 import { openWorld } from './world.js';
 
 const SIZE = 2;
@@ -10,6 +10,12 @@ const pair = (length = 2): Float32Array[] => [f(length), f(length)];
 const sheared = tensor('f32', [2, 2], f(8), [4, 1]);
 const shared = new ArrayBuffer(64);
 const view = (from: number, length = 2): Float32Array => new Float32Array(shared, 4 * from, length);
+/** A list of two, of which the first is not there. */
+const holed = <T>(second: T): T[] => {
+  const list = new Array<T>(2);
+  list[1] = second;
+  return list;
+};
 const op = (value: unknown): { op: ReduceOp } => ({ op: value as ReduceOp });
 
 /** On rank 0 of 2. */
@@ -238,6 +244,31 @@ const REFUSED: readonly (readonly [message: string, call: (group: ProcessGroup) 
   ['split: color must be an integer from 0 to 2147483647, found -1', (g) => g.split(-1)],
   ['split: key must be an integer from -2147483647 to 2147483647, found 0.5', (g) => g.split(0, 0.5)],
   ['allocate: length must be a safe integer of at least 0, found -1', (g) => g.allocate('f32', -1)],
+
+  ['allReduce: options must be an object, found "sum"', (g) => g.allReduce(f(), 'sum' as never)],
+  ['barrier: options must be an object, found null', (g) => g.barrier(null as never)],
+  ['barrier: signal must be an AbortSignal, found an object of Object', (g) => g.barrier({ signal: {} as never })],
+  ['barrier: signal must be an AbortSignal, found null', (g) => g.barrier({ signal: null as never })],
+  ['send: signal must be an AbortSignal, found 5', (g) => g.send(f(), 1, { signal: 5 as never })],
+  ['recv: options must be an object, found null', (g) => g.recv(f(), 1, null as never)],
+  ['allGather: tensor must be a tensor or a typed array, found undefined', (g) => g.allGather(holed(f()), f())],
+  [
+    'scatter: tensor must be a tensor or a typed array, found undefined',
+    (g) => g.scatter(f(), { root: 0, inputs: holed(f()) }),
+  ],
+  [
+    'allReduceCoalesced: tensor must be a tensor or a typed array, found undefined',
+    (g) => g.allReduceCoalesced(holed(f())),
+  ],
+  [
+    'allToAllSingle: inputSplits[0] must be a safe integer of at least 0, found undefined',
+    (g) => g.allToAllSingle(f(), f(), { inputSplits: holed(2) }),
+  ],
+  ['batchIsendIrecv: ops[0] must be a message, found null', (g) => g.batchIsendIrecv([null as never])],
+  ['batchIsendIrecv: ops[0] must be a message, found undefined', (g) => g.batchIsendIrecv(holed(null as never))],
+  ['batchIsendIrecv: options must be an object, found null', (g) => g.batchIsendIrecv([], null as never)],
+  ['close: options must be an object, found null', (g) => g.destroy(null as never)],
+  ['close: signal must be an AbortSignal, found an object of Object', (g) => g.close({ signal: {} as never })],
 ];
 
 test.each(REFUSED)('%s', async (message, call) => {
@@ -297,4 +328,30 @@ test('a reduction that was just accepted for one dtype is refused for another', 
   const { groups } = await openWorld(1);
   await groups[0]!.allReduce(new Int32Array(1), { op: 'bor' });
   expect(() => groups[0]!.allReduce(f(), { op: 'bor' })).toThrow('bor takes integers, not f32');
+});
+
+test('what is wrong with options of groups that are made rejects', async () => {
+  const { groups } = await openWorld(SIZE);
+  const [group] = groups as [ProcessGroup];
+  const invalid = (message: string) => ({ code: 'EP_INVALID_ARGUMENT', message });
+  await expect(group.newGroup([0], null as never)).rejects.toMatchObject(
+    invalid('newGroup: options must be an object, found null'),
+  );
+  await expect(group.split(0, 0, null as never)).rejects.toMatchObject(
+    invalid('split: options must be an object, found null'),
+  );
+  await expect(initProcessGroup(null as never)).rejects.toMatchObject(
+    invalid('initProcessGroup: options must be an object, found null'),
+  );
+  const at = { rank: 0, worldSize: 1 };
+  await expect(initProcessGroup({ ...at, store: {} as never })).rejects.toMatchObject(
+    invalid('initProcessGroup: store must be a store, with a function get(), found an object of Object'),
+  );
+  await expect(initProcessGroup({ ...at, store: null as never })).rejects.toMatchObject(
+    invalid('initProcessGroup: store must be a store, with a function get(), found null'),
+  );
+  const store = memoryStore();
+  await expect(initProcessGroup({ ...at, store, signal: {} as never })).rejects.toMatchObject(
+    invalid('initProcessGroup: signal must be an AbortSignal, found an object of Object'),
+  );
 });
