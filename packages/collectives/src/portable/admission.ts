@@ -9,8 +9,8 @@
  *
  * A rank that gives up writes that in the place of what it waits for; one of both is first. Members that find it take the rank for lost.
  */
-import { isEpError, type Store } from '@ep/core';
-import { lifeIn, readyKey, saysLeft } from './meeting.js';
+import type { Store } from '@ep/core';
+import { lifeIn, readKey, readyKey, saysLeft } from './meeting.js';
 
 const NOTHING = new Uint8Array(0);
 const GIVEN_UP = Uint8Array.of(0);
@@ -59,17 +59,6 @@ export async function attemptOf(store: Store, key: string, rank: number, life: s
   if (asked?.life === life) return asked.attempt;
   const ready = await readKey(store, readyKey(key, rank));
   return ready !== undefined && !saysLeft(ready) && lifeIn(ready) === life ? 0 : undefined;
-}
-
-/** Undefined if there is none now. */
-export async function readKey(store: Store, key: string): Promise<Uint8Array | undefined> {
-  if (!(await store.check([key]))) return undefined;
-  try {
-    return await store.get(key, { timeoutMs: 0 });
-  } catch (error) {
-    if (isEpError(error) && error.code === 'EP_TIMEOUT') return undefined;
-    throw error;
-  }
 }
 
 /** Tells the rank. False if it has given up. */

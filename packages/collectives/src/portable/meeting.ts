@@ -1,6 +1,5 @@
 /** What the members of a group tell each other through the store: which section is theirs, and who has opened the group. */
-import { EpError, isEpError, linkSignals } from '@ep/core';
-import { readKey } from './admission.js';
+import { EpError, isEpError, linkSignals, type Store } from '@ep/core';
 import type { Arena } from './arena.js';
 import type { PortableEngineOptions } from './options.js';
 import { describeError } from './records.js';
@@ -15,6 +14,17 @@ export const LEFT_DETAIL = 'it closed the group';
 
 export const sectionKey = (key: string): string => `${key}/section`;
 export const readyKey = (key: string, rank: number): string => `${key}/ready/${rank}`;
+
+/** Undefined if there is none now. */
+export async function readKey(store: Store, key: string): Promise<Uint8Array | undefined> {
+  if (!(await store.check([key]))) return undefined;
+  try {
+    return await store.get(key, { timeoutMs: 0 });
+  } catch (error) {
+    if (isEpError(error) && error.code === 'EP_TIMEOUT') return undefined;
+    throw error;
+  }
+}
 
 /** What is told of it. */
 interface Told {

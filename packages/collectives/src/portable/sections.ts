@@ -13,8 +13,8 @@
 import { randomBytes } from 'node:crypto';
 import { setTimeout } from 'node:timers/promises';
 import { EpError, type Store, type Transport } from '@ep/core';
-import { readKey } from './admission.js';
 import type { Portable } from './channel.js';
+import { readKey } from './meeting.js';
 
 export interface Section {
   readonly index: number;
