@@ -37,6 +37,8 @@ export const exhaustiveRanks = 64;
 export class Assignment {
   readonly load: Float64Array;
   readonly memory: Float64Array;
+  /** How often each server has given or got something: what is known of one holds until this changes. */
+  readonly changes: Int32Array;
   /** Pieces of each document in document order. */
   readonly #documents: (readonly Piece[])[];
   readonly #homes: readonly (readonly Piece[])[];
@@ -62,6 +64,7 @@ export class Assignment {
     this.#reach = reach;
     this.load = load;
     this.memory = memory;
+    this.changes = new Int32Array(load.length);
     this.#rowBytes = rowBytes;
     this.#sharing = sharing;
   }
@@ -121,6 +124,21 @@ export class Assignment {
   /** Rows [0, reach) of the document's keys and values are on the server already; 0 when it serves none of its queries. */
   reach(document: number, server: number): number {
     return this.#reach.get(document * this.load.length + server) ?? 0;
+  }
+
+  /** Whether the piece is all of its document, and at home. */
+  isAlone({ document, server, home }: Piece): boolean {
+    return this.#documents[document]!.length === 1 && this.#homes[document]!.length === 1 && server === home;
+  }
+
+  /** Whether some of the document's rows are on the server already: it is their home, or computes some of them. */
+  knows(document: number, server: number): boolean {
+    return this.reach(document, server) > 0 || this.#homes[document]!.some((p) => p.home === server);
+  }
+
+  /** Rows of the document's keys and values that the server holds and that live elsewhere. */
+  foreignRows(document: number, server: number): number {
+    return this.#foreign(document, server, this.reach(document, server));
   }
 
   /** Ends of home parts inside [from, to): where the price of one more KV row may change. */
@@ -205,6 +223,8 @@ export class Assignment {
     for (const part of parts) this.#onServer[part.server]!.add(part);
     this.load[piece.server]! -= move.pairs;
     this.load[server]! += move.pairs;
+    this.changes[piece.server]!++;
+    this.changes[server]!++;
   }
 
   /** Moves rows [from, to) of one piece, wherever it is now, to `server`. `shard` tells an empty piece from its neighbours. */

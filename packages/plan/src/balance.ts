@@ -1,8 +1,9 @@
 import type { KvSharing } from './attention.js';
 import { withinCaps } from './balance-memory.js';
+import { MoveSearch, type MoveSettings } from './balance-moves.js';
 import { Assignment, better, exhaustiveRanks, type Move, mergePieces, type Piece } from './balance-state.js';
 import { checkInteger, checkObject, describe } from './check.js';
-import { attendedPairs, maxOverAverage } from './cost.js';
+import { maxOverAverage } from './cost.js';
 import { invalidArgument } from './error.js';
 import { type DocumentShards, documentIndex, shardRows } from './shards.js';
 
@@ -85,8 +86,8 @@ export function balance(shards: DocumentShards, options: BalanceOptions): Balanc
   let best: { readonly assignment: Assignment; readonly excess: number; readonly bytes: number } | undefined;
   for (const [strategy, settle] of shards.worldSize <= exhaustiveRanks ? exhaustiveSearches : quickSearches) {
     const assignment = first.clone();
-    shed(assignment, strategy, limit, average, { ...settings, settle });
-    evenOut(assignment, limit, average, settings);
+    shed(assignment, new MoveSearch(assignment, { ...settings, settle }), strategy, limit, average);
+    evenOut(assignment, new MoveSearch(assignment, settings), limit, average);
     const { q, kv } = assignment.moved();
     const bytes = q * qRowBytes + kv * kvRowBytes;
     const excess = Math.max(0, Math.max(...assignment.load) - limit);
@@ -108,18 +109,13 @@ export function balance(shards: DocumentShards, options: BalanceOptions): Balanc
   });
 }
 
-interface Settings {
-  readonly qRowBytes: number;
-  readonly kvRowBytes: number;
+interface Settings extends MoveSettings {
   readonly tolerance: number;
-  readonly block: number;
-  readonly cap: Float64Array;
   readonly sharing: KvSharing;
-  readonly settle: boolean;
 }
 
 /** Moves work from servers above the limit to servers below it, never lifting one above it. */
-function shed(assignment: Assignment, strategy: Strategy, limit: number, average: number, settings: Settings): void {
+function shed(assignment: Assignment, search: MoveSearch, strategy: Strategy, limit: number, average: number): void {
   // Donors aim a hair below the limit: a crumb above it would need a move, and a document prefix, of its own.
   const goal = limit - resolution * average;
   // Donors from which nothing fits any more: what they could give is larger than what anyone could take.
@@ -139,10 +135,7 @@ function shed(assignment: Assignment, strategy: Strategy, limit: number, average
     let best: Move | undefined;
     for (const donor of donors) {
       for (const server of recipients) {
-        best = better(
-          best,
-          cheapestMove(assignment, donor, server, load[donor]! - goal, limit - load[server]!, settings),
-        );
+        best = better(best, search.cheapest(donor, server, load[donor]! - goal, limit - load[server]!));
       }
     }
     if (best !== undefined) assignment.apply(best);
@@ -152,117 +145,16 @@ function shed(assignment: Assignment, strategy: Strategy, limit: number, average
 }
 
 /** When blocks are coarse the busiest server may stay above the limit: halve its distance to the idlest while that helps. */
-function evenOut(assignment: Assignment, limit: number, average: number, settings: Settings): void {
+function evenOut(assignment: Assignment, search: MoveSearch, limit: number, average: number): void {
   for (let step = 0; step < 4 * assignment.load.length; step++) {
     const donor = ranksBy(assignment.load, (t) => assignment.load[t]! > limit, -1, 1)[0];
     const server = ranksBy(assignment.load, () => true, 1, 1)[0]!;
     if (donor === undefined || donor === server) return;
     const distance = assignment.load[donor]! - assignment.load[server]!;
-    const move = cheapestMove(assignment, donor, server, distance / 2, distance - resolution * average, settings);
+    const move = search.cheapest(donor, server, distance / 2, distance - resolution * average);
     if (move === undefined || Math.min(move.pairs, distance - move.pairs) < resolution * average) return;
     assignment.apply(move);
   }
-}
-
-/**
- * The move from donor to server with the fewest bytes for each pair that the donor has to get rid of (`wanted`); at most `room` pairs, and
- * no more than the server's memory holds.
- */
-function cheapestMove(
-  assignment: Assignment,
-  donor: number,
-  server: number,
-  wanted: number,
-  room: number,
-  settings: Settings,
-): Move | undefined {
-  const uncapped = (t: number) => settings.cap[t] === Number.POSITIVE_INFINITY;
-  let best: Move | undefined;
-  for (const piece of assignment.piecesOn(donor)) {
-    if (piece.from === piece.to) continue;
-    // Where memory is short, less work may still fit.
-    for (let most = room; most >= 1; most = Math.min(most, wanted) / 2) {
-      let fits = false;
-      for (const [from, to] of runs(assignment, piece, server, Math.min(wanted, most), most, settings)) {
-        const move = assignment.price(piece, from, to, server, wanted);
-        if (!assignment.fits(move, settings.cap)) continue;
-        fits = true;
-        best = better(best, move);
-      }
-      if (fits || (uncapped(donor) && uncapped(server))) break;
-    }
-  }
-  return best;
-}
-
-/** Runs [from, to) of a piece with about `pairs` of work and at most `room`: for each end that could be the cheapest, one below and one not below. */
-function* runs(
-  assignment: Assignment,
-  piece: Piece,
-  server: number,
-  pairs: number,
-  room: number,
-  settings: Settings,
-): Iterable<readonly [number, number]> {
-  if (attendedPairs(piece.from, piece.to) <= pairs) {
-    yield [piece.from, piece.to];
-    return;
-  }
-  const { block, qRowBytes, kvRowBytes } = settings;
-  const headEnd = rowsWithin(attendedPairs(0, piece.from) + pairs);
-  const ratio = 1 + kvRowBytes / qRowBytes;
-  // Minimum of qRowBytes * (b - a) + kvRowBytes * b over runs with b^2 - a^2 = 2 * pairs.
-  const freest = Math.sqrt((2 * pairs * ratio * ratio) / (ratio * ratio - 1));
-  const ends = new Set<number>();
-  for (const end of [
-    headEnd,
-    freest,
-    assignment.reach(piece.document, server),
-    piece.to,
-    ...assignment.homeBorders(piece.document, headEnd, piece.to),
-  ]) {
-    for (const rounded of [Math.floor(end / block) * block, Math.ceil(end / block) * block]) {
-      ends.add(Math.min(piece.to, Math.max(rounded, piece.from + 1)));
-    }
-  }
-  for (const end of ends) {
-    if (end !== piece.to && end % block !== 0) continue;
-    // Borders are whole blocks, so the work is met from below or from above; of the ends nearby the ones that come closest.
-    let below: readonly [number, number] | undefined;
-    let above: readonly [number, number] | undefined;
-    for (let i = 0, to = end; i < endsTried && to > piece.from; i++, to = Math.floor((to - 1) / block) * block) {
-      const least = rowsReaching(attendedPairs(0, to) - pairs);
-      const up = least <= piece.from ? piece.from : Math.ceil(least / block) * block;
-      if (
-        up < to &&
-        attendedPairs(up, to) <= pairs &&
-        (below === undefined || attendedPairs(up, to) > attendedPairs(...below))
-      )
-        below = [up, to];
-      const down = Math.max(piece.from, Math.floor((least - 1) / block) * block);
-      const more = attendedPairs(down, to);
-      if (more >= pairs && more <= room && (above === undefined || more < attendedPairs(...above))) above = [down, to];
-    }
-    if (below !== undefined && !(settings.settle && above !== undefined)) yield below;
-    if (above !== undefined) yield above;
-  }
-}
-
-const endsTried = 32;
-
-/** Largest n with n * (n + 1) / 2 <= pairs. */
-function rowsWithin(pairs: number): number {
-  let n = Math.max(0, Math.floor((Math.sqrt(1 + 8 * pairs) - 1) / 2));
-  while (attendedPairs(0, n) > pairs) n--;
-  while (attendedPairs(0, n + 1) <= pairs) n++;
-  return n;
-}
-
-/** Smallest n with n * (n + 1) / 2 >= pairs. */
-function rowsReaching(pairs: number): number {
-  if (pairs <= 0) return 0;
-  const n = rowsWithin(pairs);
-  return attendedPairs(0, n) >= pairs ? n : n + 1;
 }
 
 /** The first `count` wanted ranks by load, ascending (1) or descending (-1), ties by rank; no sort where few are asked of many. */
