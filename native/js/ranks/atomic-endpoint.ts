@@ -45,11 +45,10 @@ export class AtomicEndpoint<C extends Need> extends NicEndpoint<C> {
 
   /** As `Endpoint.fetchAdd` says; negative numbers subtract. */
   readonly fetchAdd = (to: RemoteRegion, add: bigint): Work<bigint> =>
-    this.atomic('fetchAdd', to, (memory, word) =>
-      this.#nic.fetchAdd(
-        ...([memory, this.peer, to.byteOffset, word.memory, word.byteOffset, wordOf('fetchAdd', 'add', add)] as const),
-      ),
-    );
+    this.atomic('fetchAdd', to, (memory, word) => {
+      const operand = wordOf('fetchAdd', 'add', add);
+      return this.#nic.fetchAdd(memory, this.peer, to.byteOffset, word.memory, word.byteOffset, operand);
+    });
 
   protected swap(to: RemoteRegion, compare: bigint, swap: bigint): Work<bigint> {
     return this.atomic('compareSwap', to, (memory, word) => {

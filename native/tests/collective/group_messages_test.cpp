@@ -13,6 +13,32 @@ struct receipt {
   memory into;
 };
 
+template <class Message> std::unique_ptr<Message> message_with(member& self, int32_t peer, int64_t tag, uint64_t bytes, double timeout_ms) {
+  auto message = std::make_unique<Message>();
+  message->operation_id = self.next_id++;
+  message->timeout_ms = timeout_ms;
+  message->peer = peer;
+  message->tag = tag;
+  message->bytes = bytes;
+  return message;
+}
+
+uint64_t send_to(member& self, int32_t peer, int64_t tag, uint64_t bytes, double timeout_ms) {
+  auto message = message_with<message_send>(self, peer, tag, bytes, timeout_ms);
+  message->copy.assign(bytes, static_cast<uint8_t>(0x80 | self.rank)); // nothing that a test sends otherwise
+  message->data = message->copy.data();
+  const uint64_t id = message->operation_id;
+  self.group->send(std::move(message));
+  return id;
+}
+
+uint64_t receive_from(member& self, int32_t peer, int64_t tag, uint64_t bytes, double timeout_ms) {
+  auto message = message_with<message_receive>(self, peer, tag, bytes, timeout_ms);
+  const uint64_t id = message->operation_id;
+  self.group->receive(std::move(message));
+  return id;
+}
+
 void messages(int32_t size) {
   run_ranks(size, [&](member& self) {
     const auto send = [&](int32_t peer, int64_t tag, const memory& from, uint64_t bytes) {
@@ -113,17 +139,7 @@ void messages(int32_t size) {
     EP_CHECK_EQ(self.sink.wait(receive(left, 11, from, 8)).status, unsigned{EP_STATUS_MISMATCH});
     EP_CHECK_EQ(self.sink.wait(too_long).status, unsigned{EP_STATUS_MISMATCH});
     // A message that was withdrawn before it was received is none.
-    auto withdrawn = std::make_unique<message_send>();
-    withdrawn->operation_id = self.next_id++;
-    withdrawn->timeout_ms = 5;
-    withdrawn->peer = right;
-    withdrawn->tag = 12;
-    withdrawn->bytes = 4;
-    withdrawn->copy.assign(4, 1);
-    withdrawn->data = withdrawn->copy.data();
-    const uint64_t gone = withdrawn->operation_id;
-    self.group->send(std::move(withdrawn));
-    EP_CHECK_EQ(self.sink.wait(gone).status, unsigned{EP_STATUS_TIMEOUT});
+    EP_CHECK_EQ(self.sink.wait(send_to(self, right, 12, 4, 5)).status, unsigned{EP_STATUS_TIMEOUT});
     EP_CHECK_EQ(self.run(self.call(op_kind::barrier, element_type::u8, 0), false).status, unsigned{EP_STATUS_OK});
     const memory second = self.make(4, false);
     std::memset(second.data, 2, 4);
@@ -135,30 +151,6 @@ void messages(int32_t size) {
     EP_CHECK_EQ(into.data[0], uint8_t{2});
     EP_CHECK_EQ(self.run(self.call(op_kind::barrier, element_type::u8, 0), false).status, unsigned{EP_STATUS_OK});
   });
-}
-
-uint64_t send_to(member& self, int32_t peer, int64_t tag, uint64_t bytes, double timeout_ms) {
-  auto message = std::make_unique<message_send>();
-  const uint64_t id = message->operation_id = self.next_id++;
-  message->timeout_ms = timeout_ms;
-  message->peer = peer;
-  message->tag = tag;
-  message->bytes = bytes;
-  message->copy.assign(bytes, static_cast<uint8_t>(self.rank));
-  message->data = message->copy.data();
-  self.group->send(std::move(message));
-  return id;
-}
-
-uint64_t receive_from(member& self, int32_t peer, int64_t tag, uint64_t bytes, double timeout_ms) {
-  auto message = std::make_unique<message_receive>();
-  const uint64_t id = message->operation_id = self.next_id++;
-  message->timeout_ms = timeout_ms;
-  message->peer = peer;
-  message->tag = tag;
-  message->bytes = bytes;
-  self.group->receive(std::move(message));
-  return id;
 }
 
 // What a rank has withdrawn keeps no peer: a receive ends by its own time, and one that takes any message takes another one, since a sender that does nothing else says that its own is gone.
