@@ -1,5 +1,6 @@
 #include "reduce.hpp"
 
+#include <algorithm>
 #include <cstdlib>
 
 #if defined(__x86_64__)
@@ -33,20 +34,43 @@ bool has_f16c() {
 }
 #endif
 
-void push(const reduce_table& table, const reduce_job& job, uint64_t elements, element_type type, reduce_op op, bool non_temporal) {
+// Rows of a part of the arrays, and what is done of one before the next has its turn. Measured on a Xeon with sums of two arrays of f32 by two cores at once, rows of 2 and of 4, blocks of 256
+// to 2 048 bytes: within 5 % of each other, but for rows through the caches of less than 512 bytes (up to 10 % slower) and rows past them of more than 512 (up to 10 %).
+constexpr uint64_t rows_bytes = 65536;
+constexpr uint64_t rows_at_once = 2;
+constexpr uint64_t cached_block = 1024;
+constexpr uint64_t streamed_block = 256;
+static_assert(streamed_block <= reduce_block && rows_bytes % (rows_at_once * cached_block) == 0 && rows_bytes % (rows_at_once * streamed_block) == 0);
+
+template <typename Part> void by_rows(uint64_t from, uint64_t to, uint64_t block, Part part) {
+  constexpr uint64_t row = rows_bytes / rows_at_once;
+  uint64_t at = from;
+  for (; at + rows_bytes <= to; at += rows_bytes) {
+    for (uint64_t i = at; i < at + row; i += block) {
+      for (uint64_t r = 0; r < rows_at_once; ++r) part(i + r * row, i + r * row + block);
+    }
+  }
+  if (at != to) part(at, to);
+}
+
+bool is_in_place(const reduce_job& job) {
+  return std::all_of(job.dsts, job.dsts + job.dst_count, [&](const void* dst) { return std::find(job.srcs, job.srcs + job.count, dst) != job.srcs + job.count; });
+}
+
+void push(const reduce_table& table, reduce_walk walk, const reduce_job& job, uint64_t elements, element_type type, reduce_op op) {
   if (!reduces(op, type) || job.count < 1 || job.dst_count < 1) std::abort();
   if (elements == 0) return;
   const reduce_kernel run = table.kernels[reduce_index(op, type)];
   const uint64_t bytes = elements * element_bytes(type);
+  if (walk == reduce_walk::caches) return run(job, 0, bytes);
+  if (walk == reduce_walk::caches_in_rows) return by_rows(0, bytes, cached_block, [&](uint64_t from, uint64_t to) { run(job, from, to); });
   // Whole blocks that begin on a line of the first destination go past the caches; the ragged ends are ordinary stores.
   const uint64_t head = (64 - (reinterpret_cast<uintptr_t>(job.dsts[0]) & 63u)) & 63u;
-  if (!non_temporal || bytes < head + reduce_block || head % element_bytes(type) != 0) {
-    run(job, 0, bytes);
-    return;
-  }
+  if (bytes < head + reduce_block || head % element_bytes(type) != 0) return run(job, 0, bytes);
   const uint64_t end = head + (bytes - head) / reduce_block * reduce_block;
   if (head != 0) run(job, 0, head);
-  table.stream(run, job, head, end);
+  if (walk == reduce_walk::past) table.stream(run, job, head, end);
+  else by_rows(head, end, streamed_block, [&](uint64_t from, uint64_t to) { table.stream(run, job, from, to); });
   if (end != bytes) run(job, end, bytes);
   ep_copy_fence();
 }
@@ -91,19 +115,37 @@ reduce_isa reduce_isa_best() {
   return reduce_isa_usable(reduce_isa::avx2) ? reduce_isa::avx2 : reduce_isa::portable;
 }
 
-void reduce_push_with(reduce_isa isa, void* const* dsts, int dst_count, const void* const* srcs, int count, uint64_t elements, element_type type,
-                      reduce_op op, double factor, bool non_temporal) {
-  push(table_of(isa), {dsts, dst_count, srcs, count, factor, 0}, elements, type, op, non_temporal);
+// The line of a destination that is a source has just been read: an ordinary store finds it at hand, where one past the caches has to push it out first. Measured on a Xeon, two cores at
+// once, each the half of two arrays of 64 MiB in place: 7.5 ms past the caches, 4.8 through them, 2.7 in rows. On AMD's processors it has not been measured, and all go past the caches.
+bool rewrites_in_caches() {
+#if defined(__x86_64__)
+  static const bool by_amd = __builtin_cpu_is("amd") != 0;
+  return !by_amd;
+#else
+  return true;
+#endif
+}
+
+// Into other memory an ordinary store fetches lines for nothing: 10.7 ms of the above, 9.3 in rows, 5.3 past the caches and 4.8 in rows. AMD's processors copy best in one row (copy.cpp).
+reduce_walk reduce_walk_for(bool in_place) {
+  if (!rewrites_in_caches()) return reduce_walk::past;
+  return in_place ? reduce_walk::caches_in_rows : reduce_walk::past_in_rows;
+}
+
+void reduce_push_with(reduce_isa isa, reduce_walk walk, void* const* dsts, int dst_count, const void* const* srcs, int count, uint64_t elements,
+                      element_type type, reduce_op op, double factor) {
+  push(table_of(isa), walk, {dsts, dst_count, srcs, count, factor, 0}, elements, type, op);
 }
 
 void reduce_push(void* const* dsts, int dst_count, const void* const* srcs, int count, uint64_t elements, element_type type, reduce_op op, double factor,
-                 bool non_temporal) {
+                 bool past_caches) {
   static const reduce_table& table = table_of(reduce_isa_best());
-  push(table, {dsts, dst_count, srcs, count, factor, 0}, elements, type, op, non_temporal);
+  const reduce_job job{dsts, dst_count, srcs, count, factor, 0};
+  push(table, past_caches ? reduce_walk_for(is_in_place(job)) : reduce_walk::caches, job, elements, type, op);
 }
 
-void reduce_elements(void* dst, const void* const* srcs, int count, uint64_t elements, element_type type, reduce_op op, double factor, bool non_temporal) {
-  reduce_push(&dst, 1, srcs, count, elements, type, op, factor, non_temporal);
+void reduce_elements(void* dst, const void* const* srcs, int count, uint64_t elements, element_type type, reduce_op op, double factor, bool past_caches) {
+  reduce_push(&dst, 1, srcs, count, elements, type, op, factor, past_caches);
 }
 
 }  // namespace ep

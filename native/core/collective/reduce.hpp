@@ -24,14 +24,18 @@ uint32_t element_bytes(element_type type);
 /// True if `op` takes elements of `type`. The functions below end the process if it does not.
 bool reduces(reduce_op op, element_type type);
 
+/// Whether what takes the place of something that was just read is best stored through the caches, however long it is.
+bool rewrites_in_caches();
+
 /// dst[i] = fold of srcs[0][i] .. srcs[count - 1][i], ascending; `count` is at least 1. `dst` may be one of the sources, otherwise it overlaps none.
-/// `factor` is read by premul_sum alone. With `non_temporal` the result goes past the caches, and is visible to whoever sees a later release of this thread.
-void reduce_elements(void* dst, const void* const* srcs, int count, uint64_t elements, element_type type, reduce_op op, double factor, bool non_temporal);
+/// `factor` is read by premul_sum alone. With `past_caches`, for what does not fit them, the result goes past the caches where that is faster, and is visible to whoever sees a later release
+/// of this thread.
+void reduce_elements(void* dst, const void* const* srcs, int count, uint64_t elements, element_type type, reduce_op op, double factor, bool past_caches);
 
 /// The same into each of `dst_count` >= 1 destinations, none of which overlaps another; each may be one of the sources. Every source element is read once.
-/// Which of them are streamed with `non_temporal`: the first; others that are like it modulo 64 bytes, or, with more stores, modulo 16. What remains goes
+/// Which of them go past the caches, if any: the first; others that are like it modulo 64 bytes, or, with more stores, modulo 16. What remains goes
 /// through the caches, as do calls of less than about 1 KiB.
 void reduce_push(void* const* dsts, int dst_count, const void* const* srcs, int count, uint64_t elements, element_type type, reduce_op op, double factor,
-                 bool non_temporal);
+                 bool past_caches);
 
 }  // namespace ep

@@ -421,6 +421,11 @@ bool collective_run::signatures_agree() {
   return true;
 }
 
+// Whether results take the place of what this rank gives.
+bool collective_run::rewrites() const {
+  return call_->kind == op_kind::all_reduce && call_->inputs[0].data == call_->outputs[0].data;
+}
+
 progress collective_run::decide() {
   if (call_->kind == op_kind::barrier) return progress::done;
   if (call_->kind == op_kind::membership) return finish_membership();
@@ -436,6 +441,7 @@ progress collective_run::decide() {
     phase_ = prepare_direct() ? phase::work : phase::unmapped;
     return phase_ == phase::work ? progress::made : progress::waiting;
   }
+  if (rewrites() && rewrites_in_caches()) non_temporal_ = false;
   chunks_ = (longest_ + chunk_bytes() - 1) / chunk_bytes();
   phase_ = phase::chunk;
   put_chunk();

@@ -115,6 +115,8 @@ class collective_run {
   progress finish_small();
   progress decide();
   // Through chunks.
+  bool keeps(size_t block) const;
+  bool rewrites() const;
   void put_chunk();
   bool take_chunk(); // false: another step follows for this chunk
   bool shares_reduction() const;

@@ -87,6 +87,12 @@ progress collective_run::finish_small() {
   return progress::done;
 }
 
+// Whether no other rank reads this block of what this rank gives.
+bool collective_run::keeps(size_t block) const {
+  if (call_->kind == op_kind::gather) return is_root();
+  return is_list(call_->kind) && block == static_cast<size_t>(board_->rank());
+}
+
 uint64_t collective_run::chunk_bytes() const {
   return is_list(call_->kind) ? group_chunk_bytes / static_cast<uint64_t>(board_->size()) / line_bytes * line_bytes : group_chunk_bytes;
 }
@@ -110,7 +116,7 @@ void collective_run::put_chunk() {
   }
   for (size_t i = 0; i < call_->inputs.size(); ++i) {
     const call_block& block = call_->inputs[i];
-    if (at >= block.bytes) continue;
+    if (at >= block.bytes || keeps(i)) continue;
     const uint64_t bytes = std::min(share, block.bytes - at);
     hand_over(to + i * share, block.data + at, bytes);
     ++trace_->writes;
@@ -126,12 +132,16 @@ bool collective_run::take_chunk() {
   const auto& active = board_->active();
   const int32_t rank = board_->rank();
   const auto own = static_cast<uint64_t>(rank);
-  const auto take = [&](const call_block& to, const uint8_t* from) {
-    if (at < to.bytes) ep_copy(to.data + at, from, std::min(share, to.bytes - at), non_temporal_ ? 1 : 0);
+  // What a rank gives: this one's own where it lies, others' in their chunks.
+  const auto given = [&](int32_t from, uint64_t block) { return from == rank ? call_->inputs[block].data + at : board_->chunk_of(from) + block * share; };
+  const auto take = [&](const call_block& to, int32_t from, uint64_t block) {
+    if (at >= to.bytes) return;
+    const uint8_t* data = given(from, block);
+    if (data != to.data + at) ep_copy(to.data + at, data, std::min(share, to.bytes - at), non_temporal_ ? 1 : 0);
   };
-  const auto reduce = [&](uint8_t* to, uint64_t offset, uint64_t bytes, bool past_cache) {
+  const auto reduce = [&](uint8_t* to, uint64_t block, uint64_t bytes, bool past_cache) {
     sources_.clear();
-    for (const int32_t r : active) sources_.push_back(board_->chunk_of(r) + offset);
+    for (const int32_t r : active) sources_.push_back(given(r, block));
     reduce_elements(to, sources_.data(), static_cast<int>(sources_.size()), bytes / width(), call_->dtype, call_->op, call_->factor, past_cache);
   };
   const uint64_t bytes = at < call_->bytes ? std::min(share, call_->bytes - at) : 0;
@@ -139,7 +149,7 @@ bool collective_run::take_chunk() {
     case op_kind::barrier:
     case op_kind::membership: break;
     case op_kind::broadcast:
-      if (rank != call_->root) take(call_->outputs[0], board_->chunk_of(call_->root));
+      if (rank != call_->root) take(call_->outputs[0], call_->root, 0);
       break;
     case op_kind::all_reduce: {
       if (!shares_reduction()) {
@@ -171,12 +181,12 @@ bool collective_run::take_chunk() {
     case op_kind::gather:
     case op_kind::all_gather:
       if (call_->outputs.empty()) break;
-      for (const int32_t r : active) take(call_->outputs[static_cast<size_t>(r)], board_->chunk_of(r));
+      for (const int32_t r : active) take(call_->outputs[static_cast<size_t>(r)], r, 0);
       break;
-    case op_kind::scatter: take(call_->outputs[0], board_->chunk_of(call_->root) + own * share); break;
-    case op_kind::reduce_scatter: reduce(call_->outputs[0].data + at, own * share, bytes, non_temporal_); break;
+    case op_kind::scatter: take(call_->outputs[0], call_->root, own); break;
+    case op_kind::reduce_scatter: reduce(call_->outputs[0].data + at, own, bytes, non_temporal_); break;
     case op_kind::all_to_all:
-      for (const int32_t r : active) take(call_->outputs[static_cast<size_t>(r)], board_->chunk_of(r) + own * share);
+      for (const int32_t r : active) take(call_->outputs[static_cast<size_t>(r)], r, own);
       break;
   }
   return true;
@@ -235,7 +245,7 @@ bool collective_run::prepare_direct() {
   const auto copy = [&](const call_block& to, int32_t from, uint32_t index) {
     const uint8_t* data = input_of(from, index, to.bytes);
     mapped = mapped && data != nullptr;
-    if (to.bytes != 0 && mapped) copies_.push_back({data, to.data, to.bytes});
+    if (to.bytes != 0 && mapped && data != to.data) copies_.push_back({data, to.data, to.bytes});
   };
   switch (call_->kind) {
     case op_kind::barrier:

@@ -65,6 +65,7 @@ bool right(const uint8_t* out, std::size_t bytes, element_type type, int count) 
 
 int main(int argc, char** argv) {
   const std::size_t bytes = (argc > 1 ? std::strtoul(argv[1], nullptr, 10) : 65536) * 1024;
+  const char* const walk_names[] = {", through the caches", ", through them in rows", ", past the caches", ", past them in rows"};
   const char* const isa_names[] = {"portable", "avx2", "avx512"};
   constexpr std::size_t most = 8;
   constexpr int rounds = 11;
@@ -108,12 +109,12 @@ int main(int argc, char** argv) {
                       {}});
     for (const reduce_isa isa : {reduce_isa::portable, reduce_isa::avx2, reduce_isa::avx512}) {
       if (!ep::reduce_isa_usable(isa)) continue;
-      for (const bool non_temporal : {true, false}) {
-        rivals.push_back({std::string(isa_names[static_cast<int>(isa)]) + (non_temporal ? ", non-temporal" : ", through the caches"),
+      for (int walk = 0; walk < 4; ++walk) {
+        rivals.push_back({std::string(isa_names[static_cast<int>(isa)]) + walk_names[walk],
                           (t.count + t.dst_count) * size,
-                          [&, isa, non_temporal] {
-                            ep::reduce_push_with(isa, dsts, t.dst_count, srcs, t.count, bytes / ep::element_bytes(t.type), t.type, reduce_op::sum, 1,
-                                                 non_temporal);
+                          [&, isa, walk] {
+                            ep::reduce_push_with(isa, static_cast<ep::reduce_walk>(walk), dsts, t.dst_count, srcs, t.count, bytes / ep::element_bytes(t.type), t.type,
+                                                 reduce_op::sum, 1);
                           },
                           {}});
       }

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <limits>
@@ -22,6 +23,8 @@ using ep::reduce_op;
 const char* const op_names[] = {"sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum"};
 const char* const type_names[] = {"f64", "f32", "f16", "bf16", "i64", "u64", "i32", "u32", "i16", "u16", "i8", "u8", "f8e4m3", "f8e5m2", "ue8m0"};
 const char* const isa_names[] = {"portable", "avx2", "avx512"};
+const char* const walk_names[] = {"through the caches", "through them in rows", "past the caches", "past them in rows"};
+constexpr ep::reduce_walk walks[] = {ep::reduce_walk::caches, ep::reduce_walk::caches_in_rows, ep::reduce_walk::past, ep::reduce_walk::past_in_rows};
 
 std::vector<reduce_isa> usable() {
   std::vector<reduce_isa> out;
@@ -224,7 +227,7 @@ struct shape {
   int count;
   int dst_count;
   uint64_t elements;
-  bool non_temporal;
+  ep::reduce_walk walk;
   bool element_offsets;  // else whole sixteens, so that every way to stream is taken
   double factor;
 };
@@ -273,12 +276,12 @@ void check_call(const shape& what, random_bits& random, const std::vector<reduce
       own[d].make(bytes, own_offsets[d]);
       dsts.push_back(aliases[d] >= 0 ? sources[static_cast<std::size_t>(aliases[d])].data : own[d].data);
     }
-    ep::reduce_push_with(isa, dsts.data(), what.dst_count, srcs.data(), what.count, what.elements, what.type, what.op, what.factor, what.non_temporal);
+    ep::reduce_push_with(isa, what.walk, dsts.data(), what.dst_count, srcs.data(), what.count, what.elements, what.type, what.op, what.factor);
 
     const auto where = [&] {
       return std::string(isa_names[static_cast<int>(isa)]) + " " + op_names[static_cast<int>(what.op)] + " " + type_names[static_cast<int>(what.type)] + ", " +
              std::to_string(what.count) + " sources, " + std::to_string(what.dst_count) + " destinations, " + std::to_string(what.elements) + " elements" +
-             (what.non_temporal ? ", non-temporal" : "");
+             ", " + walk_names[static_cast<int>(what.walk)];
     };
     std::string wrong;
     for (std::size_t d = 0; d < dsts.size() && wrong.empty(); ++d) {
@@ -330,7 +333,7 @@ void short_lengths() {
     for (const int count : {1, 2, 3, 4, 5, 8, 16}) {
       for (uint64_t elements = first++ % length_step; elements <= 70; elements += length_step) {
         const int dst_count = 1 + static_cast<int>(random.below(3));
-        check_call({type, op, count, dst_count, elements, random.below(2) == 1, true, factors[random.below(7)]}, random, isas);
+        check_call({type, op, count, dst_count, elements, walks[random.below(4)], true, factors[random.below(7)]}, random, isas);
       }
     }
   });
@@ -342,10 +345,10 @@ void longer_lengths() {
   random_bits random{2};
   each_reduction([&](reduce_op op, element_type type) {
     for (const int count : {1, 2, 3, 4, 5, 8, 16}) {
-      for (const bool non_temporal : {false, true}) {
+      for (const ep::reduce_walk walk : {ep::reduce_walk::caches, ep::reduce_walk::past}) {
         for (const bool element_offsets : {false, true}) {
           const uint64_t elements = (900 + random.below(3000)) / ep::element_bytes(type);
-          check_call({type, op, count, 1 + static_cast<int>(random.below(3)), elements, non_temporal, element_offsets, factors[random.below(7)]}, random, isas);
+          check_call({type, op, count, 1 + static_cast<int>(random.below(3)), elements, walk, element_offsets, factors[random.below(7)]}, random, isas);
         }
       }
     }
@@ -354,7 +357,23 @@ void longer_lengths() {
     for (const int count : {2, 4, 7}) {
       for (const int dst_count : {1, 2, 4}) {
         const uint64_t elements = (3 * 4096 + random.below(4096)) / ep::element_bytes(type);
-        check_call({type, reduce_op::sum, count, dst_count, elements, true, false, 1}, random, isas);
+        check_call({type, reduce_op::sum, count, dst_count, elements, ep::reduce_walk::past, false, 1}, random, isas);
+      }
+    }
+  }
+}
+
+/// Longer than the rows of two rounds, with ragged ends behind and, of elements that begin anywhere, before them.
+void in_rows() {
+  const std::vector<reduce_isa> isas = usable();
+  random_bits random{4};
+  for (const element_type type : {element_type::f32, element_type::bf16, element_type::u8}) {
+    for (const ep::reduce_walk walk : {ep::reduce_walk::caches_in_rows, ep::reduce_walk::past_in_rows}) {
+      for (const int dst_count : {1, 2, 3}) {
+        for (const bool element_offsets : {false, true}) {
+          const uint64_t elements = (2 * 65536 + 64 + random.below(4096)) / ep::element_bytes(type);
+          check_call({type, reduce_op::sum, 3, dst_count, elements, walk, element_offsets, 1}, random, isas);
+        }
       }
     }
   }
@@ -384,8 +403,8 @@ void alignments() {
           }
           const void* srcs[] = {sources[0].data, sources[1].data};
           void* out = dst.data;
-          for (const bool non_temporal : {true, false}) {
-            ep::reduce_push_with(isa, &out, 1, srcs, 2, elements, type, op, 1, non_temporal);
+          for (const ep::reduce_walk walk : walks) {
+            ep::reduce_push_with(isa, walk, &out, 1, srcs, 2, elements, type, op, 1);
             bool same = dst.guards_stand();
             for (std::size_t i = 0; i < elements; ++i) same = same && read_element(dst.data + i * size, size) == expected[i];
             EP_CHECK(same);
@@ -407,13 +426,13 @@ void all_codes() {
     for (const reduce_isa isa : usable()) {
       const void* alone[] = {codes.data()};
       void* to = out.data();
-      ep::reduce_push_with(isa, &to, 1, alone, 1, codes.size(), type, reduce_op::sum, 1, false);
+      ep::reduce_push_with(isa, ep::reduce_walk::caches, &to, 1, alone, 1, codes.size(), type, reduce_op::sum, 1);
       long wrong = 0;
       for (std::size_t i = 0; i < codes.size(); ++i) wrong += out[i] != (is_nan(f, i) ? canonical_nan(f) : i);
       EP_CHECK_EQ(wrong, 0);
 
       for (const double factor : {0.333251953125, 1.0009765625, 3e-5, 6.1e-5, 1024.5, -0x1.004p0, 0x1.ffcp0}) {
-        ep::reduce_push_with(isa, &to, 1, alone, 1, codes.size(), type, reduce_op::premul_sum, factor, false);
+        ep::reduce_push_with(isa, ep::reduce_walk::caches, &to, 1, alone, 1, codes.size(), type, reduce_op::premul_sum, factor);
         wrong = 0;
         for (std::size_t i = 0; i < codes.size(); ++i) wrong += out[i] != oracle(type, reduce_op::premul_sum, {i}, factor);
         EP_CHECK_EQ(wrong, 0);
@@ -480,7 +499,7 @@ void spelled_out() {
         for (const auto& source : sources) srcs.push_back(source.data());
         std::vector<uint8_t> out(elements * size);
         void* to = out.data();
-        ep::reduce_push_with(isa, &to, 1, srcs.data(), static_cast<int>(srcs.size()), elements, r.type, r.op, 1, false);
+        ep::reduce_push_with(isa, ep::reduce_walk::caches, &to, 1, srcs.data(), static_cast<int>(srcs.size()), elements, r.type, r.op, 1);
         for (std::size_t i = 0; i < elements; ++i) EP_CHECK_EQ(read_element(out.data() + i * size, size), r.expected);
       }
     }
@@ -496,7 +515,7 @@ void not_fused() {
   for (const reduce_isa isa : usable()) {
     const void* srcs[] = {left.data(), right.data()};
     void* to = out.data();
-    ep::reduce_push_with(isa, &to, 1, srcs, 2, out.size(), element_type::f32, reduce_op::premul_sum, x, false);
+    ep::reduce_push_with(isa, ep::reduce_walk::caches, &to, 1, srcs, 2, out.size(), element_type::f32, reduce_op::premul_sum, x);
     const double first = rounded(false, static_cast<double>(left[0]) * x);
     for (const float value : out) EP_CHECK_EQ(value, static_cast<float>(first + (1 + 0x1p-11)));
   }
@@ -531,6 +550,16 @@ void public_functions() {
     EP_CHECK_EQ(b[i], 2 * a[i] + 1);
     EP_CHECK_EQ(c[i], b[i]);
   }
+
+  // What does not fit the caches, in place and not.
+  std::vector<float> ones(100'003, 1);
+  std::vector<float> twos(ones.size(), 2);
+  std::vector<float> apart(ones.size());
+  const void* both[] = {ones.data(), twos.data()};
+  ep::reduce_elements(apart.data(), both, 2, ones.size(), element_type::f32, reduce_op::sum, 1, true);
+  void* own[] = {twos.data(), ones.data()};
+  ep::reduce_push(own, 2, both, 2, ones.size(), element_type::f32, reduce_op::sum, 1, true);
+  for (const std::vector<float>* sums : {&apart, &ones, &twos}) EP_CHECK(std::all_of(sums->begin(), sums->end(), [](float sum) { return sum == 3; }));
 }
 
 }  // namespace
@@ -544,5 +573,6 @@ int main() {
   alignments();
   short_lengths();
   longer_lengths();
+  in_rows();
   return ep::check::finish();
 }

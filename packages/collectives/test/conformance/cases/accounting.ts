@@ -82,18 +82,20 @@ export const accountingCases: readonly GroupCase[] = [
       // What is counted is what leaves a host: a sum of each other host, and the array of each rank of those.
       const given = new Set(hosts).size - 1;
       const away = hosts.filter((host) => host !== hosts[root]).length;
+      // What a rank would write for itself, it need not: where each block is for one rank, its own goes nowhere.
+      const others = (worldSize - 1) * c;
       const [one, whole] = [new Float32Array(LENGTH), new Float32Array(LENGTH * worldSize)];
       const parts = (): Float32Array[] => ranksOf(worldSize).map(() => new Float32Array(LENGTH));
       const most: readonly (readonly [OpKind, number, () => Promise<unknown>])[] = [
         ['all-reduce', worldSize * c, async () => group.allReduce(one, { op: 'sum' })],
         ['all-gather', worldSize * c, async () => group.allGatherIntoTensor(whole, one)],
-        ['reduce-scatter', worldSize * c, async () => group.reduceScatterTensor(one, whole, { op: 'sum' })],
-        ['all-to-all', worldSize * c, async () => group.allToAllSingle(new Float32Array(whole.length), whole)],
+        ['reduce-scatter', others, async () => group.reduceScatterTensor(one, whole, { op: 'sum' })],
+        ['all-to-all', others, async () => group.allToAllSingle(new Float32Array(whole.length), whole)],
         ['reduce', c, async () => group.reduce(one, { root, op: 'sum' })],
-        ['gather', c, async () => group.gather(one, amRoot ? { root, outputs: parts() } : { root })],
+        ['gather', amRoot ? 0 : c, async () => group.gather(one, amRoot ? { root, outputs: parts() } : { root })],
         [
           'scatter',
-          amRoot ? worldSize * c : 0,
+          amRoot ? others : 0,
           async () => group.scatter(one, amRoot ? { root, inputs: parts() } : { root }),
         ],
       ];
