@@ -93,11 +93,7 @@ export const accountingCases: readonly GroupCase[] = [
         ['all-to-all', others, async () => group.allToAllSingle(new Float32Array(whole.length), whole)],
         ['reduce', c, async () => group.reduce(one, { root, op: 'sum' })],
         ['gather', amRoot ? 0 : c, async () => group.gather(one, amRoot ? { root, outputs: parts() } : { root })],
-        [
-          'scatter',
-          amRoot ? others : 0,
-          async () => group.scatter(one, amRoot ? { root, inputs: parts() } : { root }),
-        ],
+        ['scatter', amRoot ? others : 0, async () => group.scatter(one, amRoot ? { root, inputs: parts() } : { root })],
       ];
       for (const [kind, bytes, call] of most) {
         const cost = await costOf(group, kind, call);
