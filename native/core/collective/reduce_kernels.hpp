@@ -13,11 +13,8 @@ enum class reduce_isa : uint32_t { portable, avx2, avx512 };
 bool reduce_isa_usable(reduce_isa isa);
 reduce_isa reduce_isa_best();
 
-/// How a call goes over its arrays. In rows: several places of every array in turns, so that the hardware's prefetchers follow as many streams.
-enum class reduce_walk : uint32_t { caches, caches_in_rows, past, past_in_rows };
-
-/// The fastest here for what does not fit the caches. `in_place`: every destination is a source.
-reduce_walk reduce_walk_for(bool in_place);
+/// How a call goes over its arrays: through the caches; through them in rows, which is two places of every array in turns, so that the hardware's prefetchers follow twice as many streams; past them.
+enum class reduce_walk : uint32_t { caches, rows, past };
 
 /// reduce_push by an instruction set that is usable here.
 void reduce_push_with(reduce_isa isa, reduce_walk walk, void* const* dsts, int dst_count, const void* const* srcs, int count, uint64_t elements,
@@ -51,14 +48,14 @@ struct reduce_job {
 /// Reduces bytes `from` .. `to` of the sources, whole elements.
 using reduce_kernel = void (*)(const reduce_job& job, uint64_t from, uint64_t to);
 
-/// What is streamed at a time, at most.
+/// What is streamed at a time.
 inline constexpr uint64_t reduce_block = 1024;
 
 struct reduce_table {
   /// By reduce_index; null if the op does not take the type.
   std::array<reduce_kernel, reduce_op_count * element_type_count> kernels;
-  /// Runs `kernel` on bytes `from` .. `to`, whole lines, past the caches where the destinations' places allow. `job.origin` is 0, and `from` is on a 64-byte
-  /// line of the first destination. Not fenced.
+  /// Runs `kernel` on bytes `from` .. `to`, a multiple of reduce_block, past the caches where the destinations' places allow. `job.origin` is 0, and
+  /// `from` is on a 64-byte line of the first destination. Not fenced.
   void (*stream)(reduce_kernel kernel, const reduce_job& job, uint64_t from, uint64_t to);
 };
 
