@@ -2,9 +2,10 @@
 // builds for one kind of GPU, in a third of the time.
 import { mkdirSync } from 'node:fs';
 import { availableParallelism } from 'node:os';
-import { join, resolve } from 'node:path';
+import { basename, join, resolve } from 'node:path';
 import { exitOnSignals, run } from '../../tools/process.mjs';
 import { nvccCommand, nvccVersion } from '../../tools/setup/toolchain.mjs';
+import { kernels, table } from './sources.mjs';
 
 const native = resolve(import.meta.dirname, '..');
 const out = join(native, 'build/cuda');
@@ -23,17 +24,9 @@ const codes = [
   `-gencode=arch=compute_${newest},code=compute_${newest}`,
 ];
 const compile = [nvccCommand(), '-std=c++20', '-O3', '-Werror=all-warnings', ...codes, `-I${join(native, 'include')}`];
-const objects = [
-  'kernels.cu',
-  'attention_kernels.cu',
-  'expert_kernels.cu',
-  'moe_kernels.cu',
-  'moe_low_latency.cu',
-  'group_kernels.cu',
-  'library.cpp',
-].map((name) => ({
-  source: join(native, 'cuda', name),
-  object: join(out, `${name}.o`),
+const objects = [...kernels, table].map((path) => ({
+  source: join(native, path),
+  object: join(out, `${basename(path)}.o`),
 }));
 const link = ['-static-libstdc++,-static-libgcc'].map((flags) => `-Xcompiler=${flags}`);
 const compilations = objects.map(({ source, object }) => [

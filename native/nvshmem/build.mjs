@@ -4,6 +4,7 @@ import { existsSync, mkdirSync } from 'node:fs';
 import { join, resolve } from 'node:path';
 import { exitOnSignals, run } from '../../tools/process.mjs';
 import { nvccCommand, nvccVersion } from '../../tools/setup/toolchain.mjs';
+import { kernels } from '../cuda/sources.mjs';
 
 const native = resolve(import.meta.dirname, '..');
 const out = join(native, 'build/nvshmem');
@@ -35,10 +36,7 @@ exitOnSignals();
 const wanted = process.env.EP_CUDA_ARCHITECTURES?.split(',') ?? ['90'];
 const codes = wanted.map((name) => `-gencode=arch=compute_${name},code=sm_${name}`);
 const compile = [nvccCommand(), '-std=c++20', '-O3', ...codes, `-I${join(native, 'include')}`, `-I${native}`];
-const sources = ['kernels', 'attention_kernels', 'expert_kernels', 'moe_kernels', 'group_kernels'].map(
-  (name) => `cuda/${name}.cu`,
-);
-const objects = ['nvshmem/baseline.cu', ...sources].map((name) => ({
+const objects = ['nvshmem/baseline.cu', ...kernels].map((name) => ({
   source: join(native, name),
   object: join(out, `${name.replaceAll('/', '_')}.o`),
 }));

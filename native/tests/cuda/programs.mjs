@@ -3,17 +3,10 @@ import { join, resolve } from 'node:path';
 import { run } from '../../../tools/process.mjs';
 import { compiler } from '../../../tools/setup/system.mjs';
 import { nvccCommand } from '../../../tools/setup/toolchain.mjs';
+import { kernels, table } from '../../cuda/sources.mjs';
 
 const native = resolve(import.meta.dirname, '../..');
 const includes = [`-I${join(native, 'include')}`];
-const kernels = [
-  'kernels',
-  'attention_kernels',
-  'expert_kernels',
-  'moe_kernels',
-  'moe_low_latency',
-  'group_kernels',
-].map((name) => `cuda/${name}.cu`);
 /** HAZARD: a fused multiply-add rounds once where formulas of numbers round twice (moe_number.h), and the host's bits are what those of a GPU are compared with. */
 const rounding = ['-ffp-contract=off', '-fno-trapping-math'];
 const core = ['waiting', 'limits', 'copy', 'device/kernel', 'simt/simt', 'simt/context', 'simt/report', 'simt/fiber'];
@@ -25,7 +18,7 @@ const reductions = ['', '_portable', '_avx2', '_avx512'].map((name) => `core/col
 export const programs = {
   gpu_test: {
     host: ['tests/cuda/gpu_test.cpp', ...core.map((name) => `core/${name}.cpp`)],
-    device: [...kernels, 'cuda/library.cpp', 'tests/cuda/gpu_memory.cu'],
+    device: [...kernels, table, 'tests/cuda/gpu_memory.cu'],
   },
   moe_gpu_test: {
     host: ['tests/cuda/moe_gpu_test.cpp', ...core.map((name) => `core/${name}.cpp`), 'core/moe/cast.cpp'],
@@ -33,9 +26,9 @@ export const programs = {
   },
   group_gpu_test: {
     host: ['tests/cuda/group_gpu_test.cpp', ...core.map((name) => `core/${name}.cpp`), ...reductions],
-    device: [...kernels, 'cuda/library.cpp'],
+    device: [...kernels, table],
   },
-  table_test: { host: ['tests/cuda/table_test.cpp'], device: [...kernels, 'cuda/library.cpp'] },
+  table_test: { host: ['tests/cuda/table_test.cpp'], device: [...kernels, table] },
   graph_test: { host: [], device: [...kernels, 'tests/cuda/graph_test.cu'] },
   experts_graph_test: { host: [], device: [...kernels, 'tests/cuda/experts_graph_test.cu'] },
   dispatch_bench: { host: [], device: [...kernels, 'tests/cuda/dispatch_bench.cu'] },

@@ -88,7 +88,7 @@ EP_HD uint32_t efa_status_of(uint32_t efa_status) {
 
 /* Says that the queue pair is broken, and how. Always false. */
 template <class Ctx> EP_HD_SELDOM bool efa_report(Ctx& ctx, ep_efa_qp& qp, ep_kernel_status* status) {
-  while (efa_state(ctx, qp) != EP_EFA_BROKEN) {} /* whoever found it writes a few words */
+  if (!ctx.wait_for(word_look{&qp.broken, EP_EFA_BROKEN}, EP_EFA_BROKEN, -1, EP_STAGE_NIC, status)) return false; /* whoever found it writes a few words, the peer among them */
   const uint64_t found = static_cast<uint64_t>(qp.efa_status) << EP_NIC_FOUND_SYNDROME | (qp.wqe & 0xffffu) << EP_NIC_FOUND_INDEX |
                          static_cast<uint64_t>(qp.qpn) << EP_NIC_FOUND_QPN;
   ctx.fail(status, qp.status, qp.peer, EP_STAGE_NIC, qp.remote_address, found);

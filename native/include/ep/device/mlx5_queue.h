@@ -66,7 +66,7 @@ template <class Ctx> EP_HD void mlx5_break_by_cqe(Ctx& ctx, ep_ibgda_qp& qp, uin
 
 /* Says that the queue pair is broken, and how. Always false. */
 template <class Ctx> EP_HD_SELDOM bool mlx5_report(Ctx& ctx, ep_ibgda_qp& qp, ep_kernel_status* status) {
-  while (mlx5_state(ctx, qp) != EP_IBGDA_BROKEN) {} /* whoever found it writes a few words */
+  if (!ctx.wait_for(word_look{&qp.broken, EP_IBGDA_BROKEN}, EP_IBGDA_BROKEN, qp.peer, EP_STAGE_NIC, status)) return false; /* whoever found it writes a few words */
   const uint64_t found = static_cast<uint64_t>(qp.syndrome) << EP_NIC_FOUND_SYNDROME | static_cast<uint64_t>(qp.vendor_syndrome) << EP_NIC_FOUND_VENDOR |
                          (qp.wqe & 0xffffu) << EP_NIC_FOUND_INDEX | static_cast<uint64_t>(qp.qpn) << EP_NIC_FOUND_QPN;
   ctx.fail(status, qp.status, qp.peer, EP_STAGE_NIC, qp.remote_address, found);

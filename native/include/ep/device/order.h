@@ -48,6 +48,17 @@ template <class Ctx> EP_HD uint64_t load_acquire(Ctx& ctx, const uint64_t* word)
   return detail::word_ref(*const_cast<uint64_t*>(word)).load(detail::acquire);
 }
 
+/* For Ctx::wait_for: the word has come to `value`. */
+struct word_look {
+  const uint64_t* word;
+  uint64_t value;
+  EP_HD bool operator()(uint64_t* found) const {
+    no_point here;
+    *found = load_acquire(here, word);
+    return *found >= value;
+  }
+};
+
 template <class Ctx> EP_HD uint64_t load_relaxed(Ctx& ctx, const uint64_t* word) {
   ctx.point();
   return detail::word_ref(*const_cast<uint64_t*>(word)).load(detail::relaxed);
