@@ -41,6 +41,33 @@ function relative(found, expected) {
   return Math.sqrt(error / norm);
 }
 
+/** Both passes in a graph: replays give the bits of plain calls, of whatever the tensors hold by then. */
+async function replayed(stream, attention, there, { q, names }) {
+  const read = () => Promise.all(names.map((name) => readTensor(there[name])));
+  const plain = async () => {
+    await attention.forward(stream, there);
+    await attention.backward(stream, there);
+    return read();
+  };
+  assert.throws(() => attention.captureForward(stream, there), { code: 'EP_INVALID_ARGUMENT' });
+  let refused;
+  const graph = stream.capture(() => {
+    attention.captureForward(stream, there);
+    attention.captureBackward(stream, there);
+    refused = assert.rejects(attention.backward(stream, there), { code: 'EP_INVALID_ARGUMENT' });
+  });
+  await refused;
+  const before = await plain();
+  for (let i = 0; i < 3; i++) await stream.launch(graph);
+  assert.deepEqual(await read(), before);
+  await writeTensor(q, there.q);
+  await stream.launch(graph);
+  const after = await read();
+  assert.notDeepEqual(after, before);
+  assert.deepEqual(after, await plain());
+  return graph;
+}
+
 /** Attention and its gradients, in one dtype and one shape of heads. */
 export async function coreAttention({ device, data }) {
   const { dtype, queryHeads, kvHeads, headDim } = data;
@@ -77,10 +104,17 @@ export async function coreAttention({ device, data }) {
     const error = relative(floatsOf(expected, found), floatsOf(expected, expected.data));
     assert.ok(error <= bounds[expected.dtype], `${name}: relative error ${error}`);
   }
+  const graph = await replayed(stream, attention, there, {
+    q: hostRows(dtype, q, 5).data,
+    names: Object.keys(outputs),
+  });
   await assert.rejects(attention.forward(stream, { ...there, o: there.q }), { code: 'EP_INVALID_ARGUMENT' });
   await assert.rejects(attention.forward(stream, { ...there, k: there.q }), { code: 'EP_INVALID_ARGUMENT' });
   await attention.close();
   await assert.rejects(attention.forward(stream, there), { code: 'EP_CLOSED' });
+  // What it uses stays with it.
+  await stream.launch(graph);
+  await graph.close();
   await host.close();
   await stream.close();
   return Object.keys(outputs).length;

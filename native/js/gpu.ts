@@ -358,7 +358,7 @@ export interface NativeGpuStream {
     call: NcclCall,
     ...steps: readonly (NativeGpuOperand | number)[]
   ): OperationId;
-  /** By name: q, k, v, o, lse; of the backward pass also dO, dQ, dK, dV. */
+  /** By name: q, k, v, o, lse; of the backward pass also dO, dQ, dK, dV. 0 while the stream is being captured. */
   attentionForward(attention: NativeGpuAttention, tensors: Readonly<Record<string, NativeGpuRows>>): OperationId;
   attentionBackward(attention: NativeGpuAttention, tensors: Readonly<Record<string, NativeGpuRows>>): OperationId;
   expertsForward(description: GpuExpertsDescription): OperationId;

@@ -62,11 +62,10 @@ void gpu_attention_wrap::define(Napi::Env env, Napi::Object exports) {
   exports["GpuAttention"] = DefineClass(env, "GpuAttention", {InstanceMethod<&gpu_attention_wrap::release>("release")});
 }
 
-// (attention, {q, k, v, o, lse, and of the backward pass dO, dQ, dK, dV}) -> operation
+// (attention, {q, k, v, o, lse, and of the backward pass dO, dQ, dK, dV}) -> operation; 0 while the stream is being captured
 Napi::Value gpu_stream_wrap::attention(const Napi::CallbackInfo& info, bool backward) {
   const Napi::Env env = info.Env();
   gpu::stream& stream = open(env);
-  if (capturing) throw_invalid(env, "the stream is being captured: attention is launched as it is");
   const auto prepared = unwrap<gpu_attention_wrap>(info[0], "attention").native;
   if (!prepared) throw_failure(env, {EP_STATUS_CLOSED, 0, "the attention was released"});
   if (prepared->shards->device() != stream.device()) {
@@ -116,6 +115,11 @@ Napi::Value gpu_stream_wrap::attention(const Napi::CallbackInfo& info, bool back
   const ep_cuda_launch launch = stream.launch(1, 32, 0, nullptr);
   const ep_cuda_table& table = stream.of()->table();
   check(env, (backward ? table.attention_backward : table.attention_forward)(&launch, &args), backward ? "launching attention backward" : "launching attention");
+  if (capturing) {
+    capturing->kernels.insert(capturing->kernels.end(), how.kernels.begin(), how.kernels.end());
+    capturing->keep.insert(capturing->keep.end(), how.keep.begin(), how.keep.end());
+    return Napi::Number::New(env, 0);
+  }
   return Napi::Number::New(env, static_cast<double>(begin(env, std::move(how))));
 }
 Napi::Value gpu_stream_wrap::attention_forward(const Napi::CallbackInfo& info) { return attention(info, false); }

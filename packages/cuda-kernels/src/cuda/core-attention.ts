@@ -1,5 +1,5 @@
 /** Core attention of one attention server on a GPU: as `attentionForward` and `attentionBackward`, of tensors on the device. The kernel is a plain one, to compare with. */
-import { type AbortOptions, checkInteger, type DeviceTensor, invalid, Resource } from '@ep/core';
+import { type AbortOptions, checkInteger, type DeviceTensor, EpError, invalid, Resource } from '@ep/core';
 import { type NativeGpuAttention, type NativeGpuLibrary, type NativeGpuRows, native } from '@ep/native';
 import { checkObject } from '../check-spec.js';
 import { ATTENTION_DTYPES, type AttentionDType, type AttentionGroups, listsOf } from '../core-attention.js';
@@ -73,7 +73,7 @@ export class CudaAttention extends Resource {
     options: AbortOptions = {},
   ): Promise<void> {
     const where = 'attention forward';
-    const rows = this.#rows(where, stream, { q, k, v, o, lse });
+    const rows = this.#rows(where, stream, { q, k, v, o, lse }, false);
     const outcome = await stream.follow((on) => on.attentionForward(this.#attention, rows), options.signal);
     throwOutcome(where, outcome);
   }
@@ -85,18 +85,42 @@ export class CudaAttention extends Resource {
     options: AbortOptions = {},
   ): Promise<void> {
     const where = 'attention backward';
-    const rows = this.#rows(where, stream, { q, k, v, o, lse, dO, dQ, dK, dV });
+    const rows = this.#rows(where, stream, { q, k, v, o, lse, dO, dQ, dK, dV }, false);
     const outcome = await stream.follow((on) => on.attentionBackward(this.#attention, rows), options.signal);
     throwOutcome(where, outcome);
+  }
+
+  /**
+   * `forward` as a part of the graph that the stream is being captured into: each replay reads what the tensors hold then. They stay alive with the graph. Throws `EP_INVALID_ARGUMENT` where the stream is
+   * not being captured, and as `forward` does.
+   */
+  captureForward(stream: CudaStream, { q, k, v, o, lse }: CudaAttentionForwardTensors): void {
+    const where = 'attention captureForward';
+    const rows = this.#rows(where, stream, { q, k, v, o, lse }, true);
+    stream.nativeStream(where).attentionForward(this.#attention, rows);
+  }
+
+  /** `backward` in a graph, as `captureForward`. */
+  captureBackward(stream: CudaStream, { q, k, v, o, lse, dO, dQ, dK, dV }: CudaAttentionBackwardTensors): void {
+    const where = 'attention captureBackward';
+    const rows = this.#rows(where, stream, { q, k, v, o, lse, dO, dQ, dK, dV }, true);
+    stream.nativeStream(where).attentionBackward(this.#attention, rows);
   }
 
   #rows(
     where: string,
     stream: CudaStream,
     tensors: Readonly<Record<string, DeviceTensor>>,
+    captured: boolean,
   ): Readonly<Record<string, NativeGpuRows>> {
     this.checkOpen(where);
     if (!(stream instanceof CudaStream)) throw invalid('stream', { where, expected: 'a CudaStream', found: stream });
+    if (stream.capturing !== captured) {
+      const why = captured
+        ? 'not being captured; forward() and backward() run on it'
+        : 'being captured; captureForward() and captureBackward() put attention into its graph';
+      throw new EpError('EP_INVALID_ARGUMENT', `${where}: the stream is ${why}`);
+    }
     const { dtype, queryRows, kvRows, queryHeads, kvHeads, headDim } = this.#shape;
     const specOf = (name: string) => {
       if (name === 'lse') return { dtype: 'f32' as const, rows: queryRows, rowShape: [queryHeads] };
