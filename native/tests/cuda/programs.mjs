@@ -70,6 +70,16 @@ export async function buildPrograms(names, folder) {
   }
 }
 
+/**
+ * Builds, in less than a second, the program that says whether there is a GPU, as the others do.
+ * @param {string} folder
+ */
+export async function buildGpuHere(folder) {
+  const made = join(folder, 'gpu_here');
+  await checked([nvccCommand(), '-std=c++20', join(native, 'tests/cuda/gpu_here.cpp'), '-o', made]);
+  return made;
+}
+
 /** @param {readonly string[]} command */
 async function checked([command = '', ...args]) {
   const result = await run(command, args, { limitMs: 15 * 60_000 });

@@ -1,13 +1,14 @@
 // node native/tests/cuda/run.mjs test | sanitize | bench [--build-only FOLDER | --built FOLDER]: builds the tests or the benchmarks that need a GPU with nvcc, and runs them; with
 // --built, those that --build-only has left in that folder, on a machine without nvcc. `sanitize` runs the tests, with fewer repetitions, under each tool of compute-sanitizer that finds
-// wrong accesses, races in shared memory, or misused barriers. Where there is no GPU they cannot say anything, so nothing that must pass everywhere calls this.
+// wrong accesses, races in shared memory, or misused barriers. Where there is no GPU they cannot say anything, so nothing that must pass everywhere calls this; it is looked for before
+// they are built, which takes minutes, unless they are only built.
 import { mkdirSync, mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join, resolve } from 'node:path';
 import { exitOnSignals, run } from '../../../tools/process.mjs';
 import { isRequired } from '../../../tools/required.mjs';
 import { nvccVersion } from '../../../tools/setup/toolchain.mjs';
-import { buildPrograms } from './programs.mjs';
+import { buildGpuHere, buildPrograms } from './programs.mjs';
 
 /** Programs, with what they are called with under a sanitizer, where a kernel takes up to some hundred times as long. */
 const tests = /** @type {const} */ ({
@@ -23,6 +24,8 @@ const testNames = /** @type {readonly (keyof typeof tests)[]} */ (Object.keys(te
 const tools = ['memcheck', 'racecheck', 'synccheck'];
 /** What a tool makes a program end with that ended well but for what the tool has found. */
 const FOUND = 9;
+/** What every program ends with where there is no GPU. */
+const NO_GPU = 2;
 
 const [set, flag, kept] = process.argv.slice(2);
 const known = flag === undefined || ((flag === '--build-only' || flag === '--built') && kept !== undefined);
@@ -54,6 +57,11 @@ async function sanitizer() {
 
 if (flag !== '--built') {
   if ((await nvccVersion()) === null) unavailable('no nvcc was found');
+  if (flag === undefined) {
+    const { code, output } = await run(await buildGpuHere(folder), [], { limitMs: 60_000 });
+    if (code === NO_GPU) unavailable(output.trim());
+    else if (code !== 0) throw new Error(`looking for a GPU ended with ${code}\n${output.trim()}`);
+  }
   await buildPrograms(names, folder);
   if (flag === '--build-only') process.exit(0);
 }
@@ -73,8 +81,7 @@ for (const { label, command } of runs) {
   const [program = '', ...words] = command;
   const result = await run(program, words, { limitMs: 10 * 60_000 });
   console.log(`${label}\n${result.output.trim()}`);
-  // 2: there is no GPU.
-  if (result.code === 2 && !isRequired('gpu')) console.log(`unavailable  ${label}: no GPU`);
+  if (result.code === NO_GPU && !isRequired('gpu')) console.log(`unavailable  ${label}: no GPU`);
   else if (result.code !== 0) {
     failed++;
     console.log(`${label} ${result.code === FOUND ? 'was found fault with' : `ended with ${result.code}`}`);
