@@ -19,6 +19,7 @@ using cuda_pointer = uint64_t;   // of device memory
 // X(name, (arguments)). The driver has kept these (with their suffixes) since CUDA 11.7.
 #define EP_CUDA_SYMBOLS(X)                                                                                             \
   X(cuInit, (unsigned flags))                                                                                          \
+  X(cuDriverGetVersion, (int* version))                                                                                \
   X(cuGetErrorName, (cuda_result error, const char** name))                                                            \
   X(cuDeviceGetCount, (int* count))                                                                                    \
   X(cuDeviceGet, (cuda_device * device, int ordinal))                                                                  \

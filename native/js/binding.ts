@@ -11,7 +11,7 @@ import type {
   NativeFabricRounds,
   NativeRoundsSize,
 } from './fabric.js';
-import type { GpuBinding } from './gpu.js';
+import type { GpuBinding, GpuDriverFacts } from './gpu.js';
 import type {
   NativeIbgdaNic,
   NativeIbgdaOptions,
@@ -462,6 +462,8 @@ export interface Binding extends GpuBinding {
   readonly MoeRouting: new (
     buffer: NativeMoeBuffer | NativeGpuMoeBuffer,
   ) => NativeMoeRouting;
+  /** Loads the driver by that name, `libcuda.so.1`; throws what it lacks. */
+  gpuDriver(library: string): GpuDriverFacts;
   /** Read from sysfs, which lies at `root`. */
   nicTopology(root: string): NicTopology;
   readonly EfaNic: new (rank: NativeRankContext, options: NativeEfaOptions) => NativeEfaNic;

@@ -40,6 +40,20 @@ export interface GpuFacts {
   readonly unusable?: string;
 }
 
+/** What the driver says of itself and of its GPUs, in its order; asking makes no context on them. */
+export interface GpuDriverFacts {
+  /** The newest CUDA that it knows, "13.0". */
+  readonly version: string;
+  readonly gpus: readonly {
+    /** PCI address; empty where the driver does not say it. */
+    readonly pci: string;
+    /** Its memory can be exported as a DMA-BUF, which network cards take. */
+    readonly dmabuf: boolean;
+    /** Network cards can reach its memory by address, given nvidia-peermem. */
+    readonly gpudirect: boolean;
+  }[];
+}
+
 export interface NativeGpuLibrary {
   devices(): readonly GpuFacts[];
   /** How far memory of a device goes from an address on, in bytes; or why it is none. */

@@ -129,6 +129,34 @@ std::optional<bool> exports_dmabuf(const std::string& gpu) {
   }
 }
 
+// (name of the library) -> {version, gpus: [{pci, dmabuf, gpudirect}]}, of GPUs in the driver's order; makes no context on them. Throws what the driver lacks.
+Napi::Value gpu_driver(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  if (!info[0].IsString()) throw_invalid(env, "the name of the driver's library is a string");
+  auto cuda = dl::cuda_symbols_load(info[0].As<Napi::String>().Utf8Value());
+  value_or_throw(env, cuda);
+  const dl::cuda_symbols& driver = *cuda.value();
+  int version = 0;
+  int count = 0;
+  if (driver.cuDriverGetVersion(&version) != 0) version = 0;
+  if (const dl::cuda_result error = driver.cuDeviceGetCount(&count); error != 0) {
+    throw_failure(env, {EP_STATUS_SYSTEM, ENODEV, "cuDeviceGetCount failed: " + dl::cuda_error_text(driver, error)});
+  }
+  auto gpus = Napi::Array::New(env);
+  for (int ordinal = 0; ordinal < count; ++ordinal) {
+    auto facts = ibgda::gpu_facts_read(driver, ordinal);
+    auto gpu = Napi::Object::New(env);
+    gpu["pci"] = facts.ok() ? facts.value().address : "";
+    gpu["dmabuf"] = facts.ok() && facts.value().dmabuf;
+    gpu["gpudirect"] = facts.ok() && facts.value().gpudirect;
+    gpus[gpus.Length()] = gpu;
+  }
+  auto out = Napi::Object::New(env);
+  out["version"] = std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+  out["gpus"] = gpus;
+  return out;
+}
+
 // (root of sysfs) -> {nics, gpus, text}
 Napi::Value nic_topology(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
@@ -189,6 +217,7 @@ void attach_verbs_shim(const Napi::CallbackInfo& info) {
 } // namespace
 
 void bind_nic_driver(Napi::Env env, Napi::Object exports) {
+  exports["gpuDriver"] = Napi::Function::New(env, gpu_driver);
   exports["nicTopology"] = Napi::Function::New(env, nic_topology);
   exports["probeNic"] = Napi::Function::New(env, probe_nic);
   exports["attachVerbsShim"] = Napi::Function::New(env, attach_verbs_shim);

@@ -1,6 +1,7 @@
 // Stands in for libcuda.so.1 where there is no GPU: what dl/cuda_symbols.hpp asks of it, over memory of the host, of which each allocation is a file, as exported memory of a GPU
 // is. For tests of where queues lie; no part of what is installed. Its GPU is the one of host_device.cpp.
 //
+// EP_CUDA_HOST_DRIVER=12040: the version that the driver says, 13000 unless it is set.
 // EP_CUDA_HOST_FAILING=cuMemAlloc_v2,...: while it is set, these calls fail with CUDA_ERROR_NOT_SUPPORTED. The names gpudirect and dmabuf are of what the GPU says that it can.
 #include <cstdio>
 #include <cstdlib>
@@ -50,6 +51,11 @@ driver& here() {
 } // namespace
 
 EP_SHIM cuInit(unsigned) { return fails("cuInit") ? not_supported : ok; }
+EP_SHIM cuDriverGetVersion(int* version) {
+  const char* wanted = std::getenv("EP_CUDA_HOST_DRIVER");
+  *version = wanted == nullptr ? 13000 : std::atoi(wanted);
+  return ok;
+}
 EP_SHIM cuGetErrorName(int error, const char** name) {
   *name = error == not_supported ? "CUDA_ERROR_NOT_SUPPORTED" : error == invalid_value ? "CUDA_ERROR_INVALID_VALUE" : error == invalid_device ? "CUDA_ERROR_INVALID_DEVICE" : nullptr;
   return *name == nullptr ? invalid_value : ok;
