@@ -6,6 +6,7 @@ import { describe, expect, it } from 'vitest';
 import { type Check, checksOf, type Examined, networkText } from '../src/doctor/checks.js';
 import { findProgram, findTool, formatBytes } from '../src/doctor/machine.js';
 import { runEp } from './ep.js';
+import { gpuOf, workingDriver } from './gpu-state.js';
 
 const facts: HostFacts = {
   onlineCores: 8,
@@ -31,6 +32,7 @@ const good: Examined = {
   node: 'v20.19.0',
   addon: { loaded: true, path: 'ep.node', abi: '1.0', facts, network },
   probes: [],
+  gpu: { driver: workingDriver, devices: [gpuOf()] },
   reach: [],
   shm: { totalBytes: 2 ** 30, freeBytes: 2 ** 30 },
   tools: [{ name: 'nvcc', path: 'nvcc', version: 'release 13.0' }],

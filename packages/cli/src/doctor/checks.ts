@@ -1,6 +1,7 @@
 /** From facts to advice: what is fine, what will hurt, what is missing, and what to do about it. */
 import type { DeviceInfo } from '@ep/core';
 import type { HostFacts } from '@ep/native';
+import { type GpuState, gpuChecks } from './gpu-checks.js';
 import { type AddonState, type FileSystemSpace, formatBytes, type Tool } from './machine.js';
 import type { GpuReach, Probed } from './providers.js';
 
@@ -22,6 +23,7 @@ export interface Examined {
   readonly probes: readonly Probed[];
   readonly shm: FileSystemSpace | undefined;
   readonly tools: readonly Tool[];
+  readonly gpu: GpuState;
   /** A line for each GPU, where there are network cards. */
   readonly reach: readonly GpuReach[];
 }
@@ -40,6 +42,8 @@ export function checksOf(examined: Examined): readonly Check[] {
     ...examined.probes.map((probed) => probeCheck(probed, addon)),
     nodeCheck(examined.node),
     addonCheck(addon),
+    // Without the addon nobody has looked at GPUs; its own line says why.
+    ...(addon.loaded ? gpuChecks(examined.gpu, addon.network.nics.length > 0) : []),
     ...(addon.loaded ? limitChecks(addon.facts, pinningOf(examined.probes)) : []),
     sharedMemoryCheck(examined.shm),
     ...examined.tools.map(toolCheck),

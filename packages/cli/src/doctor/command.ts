@@ -4,8 +4,9 @@ import { Command } from 'commander';
 import pc from 'picocolors';
 import { CommandExit, jsonText } from '../failure.js';
 import { type Check, checksOf, type Examined, networkText, type Verdict } from './checks.js';
+import { examineGpuDriver } from './gpu-driver.js';
 import { addonState, findTools, sharedMemorySpace } from './machine.js';
-import { probeGpus, probeProviders } from './providers.js';
+import { gpuDevices, probeGpus, probeProviders } from './providers.js';
 
 const paint: Readonly<Record<Verdict, (text: string) => string>> = {
   ok: pc.green,
@@ -27,6 +28,7 @@ export function doctorCommand(): Command {
       const examined: Examined = {
         node: process.version,
         addon,
+        gpu: { driver: examineGpuDriver(gpus), devices: gpuDevices() },
         reach: nics.length === 0 ? [] : await probeGpus(gpus),
         probes,
         shm: sharedMemorySpace(),

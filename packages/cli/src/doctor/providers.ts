@@ -2,7 +2,7 @@
 import type { Probe } from '@ep/core';
 import { efaGda } from '@ep/efa-gda';
 import { ibgda } from '@ep/ibgda';
-import { openGpus } from '@ep/native';
+import { type GpuFacts, openGpus } from '@ep/native';
 import { nvshmem } from '@ep/nvshmem';
 
 export interface Probed {
@@ -31,16 +31,18 @@ export interface GpuReach {
   readonly probe: Probe;
 }
 
-/** By PCI address; none where kernels cannot run on GPUs. */
-function ordinals(): ReadonlyMap<string, number> {
+/** As kernels find them; none where they cannot run on GPUs. */
+export function gpuDevices(): readonly GpuFacts[] {
   try {
-    return new Map(
-      openGpus().devices.flatMap(({ pci, unusable }, device) => (unusable === undefined ? [[pci, device]] : [])),
-    );
+    return openGpus().devices;
   } catch {
-    return new Map();
+    return [];
   }
 }
+
+/** By PCI address. */
+const ordinals = (): ReadonlyMap<string, number> =>
+  new Map(gpuDevices().flatMap(({ pci, unusable }, device) => (unusable === undefined ? [[pci, device]] : [])));
 
 /** Where kernels can run on a GPU, its queues are made there and taken away again: the only way to know. */
 export function probeGpus(gpus: readonly string[]): Promise<readonly GpuReach[]> {
