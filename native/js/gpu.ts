@@ -62,9 +62,12 @@ export interface NativeGpuLibrary {
   held(): number;
 }
 
-/** Zeroed device memory. */
+/** Zeroed device memory, or another process's as it is. */
 export interface NativeGpuMemory {
   address(): bigint;
+  byteLength(): number;
+  /** It is another process's, and this one has yet to unmap it. */
+  mapped(): boolean;
   release(): void;
 }
 
@@ -399,7 +402,12 @@ export interface GpuDispatchDescription {
 
 export interface GpuBinding {
   readonly GpuLibrary: new (path: string) => NativeGpuLibrary;
-  readonly GpuMemory: new (library: NativeGpuLibrary, device: number, byteLength: number) => NativeGpuMemory;
+  /** Of so many bytes, or what a handle for CUDA IPC (64 bytes) of another process names. */
+  readonly GpuMemory: new (
+    library: NativeGpuLibrary,
+    device: number,
+    byteLengthOrHandle: number | Uint8Array,
+  ) => NativeGpuMemory;
   readonly GpuPinned: new (library: NativeGpuLibrary, device: number, byteLength: number) => NativeGpuPinned;
   readonly GpuEvent: new (library: NativeGpuLibrary, device: number, timed: boolean) => NativeGpuEvent;
   readonly GpuStream: new (library: NativeGpuLibrary, device: number, highPriority: boolean) => NativeGpuStream;

@@ -127,24 +127,40 @@ void gpu_library_wrap::define(Napi::Env env, Napi::Object exports) {
   exports["GpuLibrary"] = DefineClass(env, "GpuLibrary", {InstanceMethod<&gpu_library_wrap::devices>("devices"), InstanceMethod<&gpu_library_wrap::find>("find"), InstanceMethod<&gpu_library_wrap::held>("held")});
 }
 
-// (library, device, byteLength)
+// (library, device, byteLength), or (library, device, handle: those bytes of another process's memory)
 gpu_memory_wrap::gpu_memory_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
   if (info.Length() == 0) { // over memory that somebody else has made
     tag<gpu_memory_wrap>(info.This().As<Napi::Object>());
     return;
   }
   const auto& of = library_of(info[0]);
-  auto made = gpu::device_block::allocate(of, device_of(of, info[1]), arg_size(info[2], "byteLength"));
-  native = value_or_throw(info.Env(), made);
+  const int device = device_of(of, info[1]);
+  if (info[2].IsTypedArray()) {
+    const byte_span handle = arg_bytes(info[2], "handle");
+    if (handle.size != EP_CUDA_IPC_BYTES) throw_invalid(info.Env(), "handle must be of " + std::to_string(EP_CUDA_IPC_BYTES) + " bytes");
+    auto opened = gpu::device_block::open(of, device, handle.data);
+    native = value_or_throw(info.Env(), opened);
+    mapping = native->mapping();
+  } else {
+    auto made = gpu::device_block::allocate(of, device, arg_size(info[2], "byteLength"));
+    native = value_or_throw(info.Env(), made);
+  }
   tag<gpu_memory_wrap>(info.This().As<Napi::Object>());
 }
 Napi::Value gpu_memory_wrap::address(const Napi::CallbackInfo& info) {
   if (!native) throw_failure(info.Env(), {EP_STATUS_CLOSED, 0, "the device memory was released"});
   return Napi::BigInt::New(info.Env(), native->address());
 }
+Napi::Value gpu_memory_wrap::byte_length(const Napi::CallbackInfo& info) {
+  if (!native) throw_failure(info.Env(), {EP_STATUS_CLOSED, 0, "the device memory was released"});
+  return Napi::Number::New(info.Env(), static_cast<double>(native->byte_length()));
+}
+// () -> whether it is another process's and mapped here still
+Napi::Value gpu_memory_wrap::mapped(const Napi::CallbackInfo& info) { return Napi::Boolean::New(info.Env(), !mapping.expired()); }
 void gpu_memory_wrap::release(const Napi::CallbackInfo&) { native.reset(); }
 void gpu_memory_wrap::define(Napi::Env env, Napi::Object exports) {
-  const Napi::Function made = DefineClass(env, "GpuMemory", {InstanceMethod<&gpu_memory_wrap::address>("address"), InstanceMethod<&gpu_memory_wrap::release>("release")});
+  const Napi::Function made = DefineClass(env, "GpuMemory", {InstanceMethod<&gpu_memory_wrap::address>("address"), InstanceMethod<&gpu_memory_wrap::byte_length>("byteLength"),
+                                                                     InstanceMethod<&gpu_memory_wrap::mapped>("mapped"), InstanceMethod<&gpu_memory_wrap::release>("release")});
   exports["GpuMemory"] = made;
   state_of(env).classes["GpuMemory"] = Napi::Persistent(made);
 }

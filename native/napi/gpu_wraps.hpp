@@ -27,8 +27,11 @@ struct gpu_memory_wrap : Napi::ObjectWrap<gpu_memory_wrap> {
   static void define(Napi::Env env, Napi::Object exports);
   explicit gpu_memory_wrap(const Napi::CallbackInfo& info);
   Napi::Value address(const Napi::CallbackInfo& info);
+  Napi::Value byte_length(const Napi::CallbackInfo& info);
+  Napi::Value mapped(const Napi::CallbackInfo& info);
   void release(const Napi::CallbackInfo& info);
   std::shared_ptr<const gpu::device_block> native; // null after release()
+  std::weak_ptr<const void> mapping;
 };
 
 struct gpu_pinned_wrap : Napi::ObjectWrap<gpu_pinned_wrap> {

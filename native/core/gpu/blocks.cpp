@@ -1,5 +1,7 @@
 #include "blocks.hpp"
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -91,11 +93,15 @@ reaper& freed() {
 
 constexpr int out_of_memory = 2; // cudaErrorMemoryAllocation
 
+// What opening a handle ends with. The driver does not tell a handle that never was one from that of memory which is gone.
+constexpr int of_this_process = 201;            // cudaErrorDeviceUninitialized
+constexpr std::array no_handle = {1, 205, 400}; // cudaErrorInvalidValue, cudaErrorMapBufferObjectFailed, cudaErrorInvalidResourceHandle
+
 std::atomic<uint64_t> held{0};
 
 // HAZARD: the driver counts how often a process has mapped a handle, but two threads that map it at once, as ranks of one process do, fail (error 208, seen on H200s). So mapping and unmapping go one by one:
 // neither waits for a kernel that waits for a peer.
-std::mutex& mapping() {
+std::mutex& mapping_lock() {
   static auto* made = new std::mutex; // leaked on purpose: blocks may go while static destructors run
   return *made;
 }
@@ -116,6 +122,18 @@ uint64_t blocks_held() { return held.load(std::memory_order_relaxed); }
 
 device_block::~device_block() {
   if (address_ == 0) return;
+  if (mapping_) {
+    freed().take({[of = of_, device = device_, address = address_, mapping = std::move(mapping_)] {
+                    held.fetch_sub(1, std::memory_order_relaxed);
+                    const std::lock_guard one_by_one(mapping_lock());
+                    if (of->table().memory_unmap(device, address) == 0) return;
+                    // It may be mapped still, and nobody is to be told otherwise.
+                    static auto* kept = new std::vector<std::shared_ptr<const void>>; // only the one thread that frees comes here
+                    kept->push_back(mapping);
+                  },
+                  nullptr});
+    return;
+  }
   const auto release = [of = of_, device = device_, address = address_, beside = beside_] {
     of->table().memory_free(device, address);
     held.fetch_sub(1, std::memory_order_relaxed);
@@ -129,7 +147,7 @@ imported_block::~imported_block() {
   if (address_ == 0) return;
   const auto release = [of = of_, device = device_, address = address_, lock = lock_] {
     held.fetch_sub(1, std::memory_order_relaxed);
-    const std::lock_guard one_by_one(mapping());
+    const std::lock_guard one_by_one(mapping_lock());
     if (of->table().memory_unmap(device, address) == 0) return;
     // It may be mapped still: its owner must not free it while this process lives.
     static auto* kept = new std::vector<std::shared_ptr<const import_lock>>; // only the one thread that frees comes here
@@ -158,11 +176,39 @@ result<std::shared_ptr<const device_block>> device_block::allocate(library_ref o
   return std::shared_ptr<const device_block>(made);
 }
 
+result<std::shared_ptr<const device_block>> device_block::open(library_ref of, int device, const uint8_t handle[EP_CUDA_IPC_BYTES]) {
+  const std::string what = "opening memory that another process shares (CUDA IPC)";
+  std::shared_ptr<device_block> made(new device_block(std::move(of), device));
+  const ep_cuda_table& table = made->of_->table();
+  const std::lock_guard one_by_one(mapping_lock());
+  if (const int error = table.memory_import(device, handle, &made->address_); error != 0) {
+    made->address_ = 0;
+    failure why = made->of_->error(error, what);
+    const bool gone = std::find(no_handle.begin(), no_handle.end(), error) != no_handle.end();
+    if (gone || error == of_this_process) why.status = EP_STATUS_INVALID;
+    if (gone) why.message += ": there is no such memory on this host, or not any more";
+    if (error == of_this_process) why.message += ": the handle is of this process, which has the address";
+    return why;
+  }
+  uint64_t end = 0;
+  if (const int error = table.memory_find(device, made->address_, &end); error != 0) {
+    table.memory_unmap(device, made->address_);
+    made->address_ = 0;
+    failure why = made->of_->error(error, what + ", which lies not on GPU " + std::to_string(device));
+    why.status = EP_STATUS_INVALID;
+    return why;
+  }
+  held.fetch_add(1, std::memory_order_relaxed);
+  made->bytes_ = end - made->address_;
+  made->mapping_ = std::make_shared<char>();
+  return std::shared_ptr<const device_block>(made);
+}
+
 result<std::shared_ptr<const imported_block>> imported_block::import(library_ref of, int device, const ep_gpu_memory_handle& handle, const std::string& whose) {
   std::shared_ptr<imported_block> made(new imported_block(std::move(of), device));
   auto lock = import_lock::take(handle, whose);
   if (!lock.ok()) return lock.why();
-  const std::lock_guard one_by_one(mapping());
+  const std::lock_guard one_by_one(mapping_lock());
   if (const int error = made->of_->table().memory_import(device, handle.ipc, &made->address_); error != 0) {
     made->address_ = 0;
     return made->of_->error(error, "mapping the device memory of " + whose + " (CUDA IPC)");

@@ -43,6 +43,7 @@ constexpr int no_memory = 2;
 constexpr int invalid_configuration = 9;
 constexpr int invalid_device_pointer = 17;
 constexpr int invalid_device = 101;
+constexpr int of_this_process = 201;
 constexpr int already_mapped = 208;
 constexpr int no_peer_access = 217;
 constexpr int cooperative_launch_too_large = 720;
@@ -76,6 +77,7 @@ const char* error_text(int error) {
     case invalid_configuration: return "invalid configuration argument";
     case invalid_device_pointer: return "invalid device pointer";
     case invalid_device: return "invalid device ordinal";
+    case of_this_process: return "invalid device context";
     case already_mapped: return "resource already mapped";
     case no_peer_access: return "peer access is not supported between these two devices";
     case cooperative_launch_too_large: return "too many blocks in cooperative launch";
@@ -235,6 +237,7 @@ int memory_import(int device, const uint8_t handle[EP_CUDA_IPC_BYTES], uint64_t*
   if (!works(device)) return invalid_device;
   exported from{};
   std::memcpy(&from, handle, sizeof from);
+  if (from.pid == getpid()) return of_this_process;
   int reaches = 1;
   if (from.device != device) peer_access(device, from.device, &reaches);
   if (reaches == 0) return no_peer_access;

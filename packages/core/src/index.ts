@@ -3,6 +3,7 @@ export { byCapability } from './by-capability.js';
 export * from './compose.js';
 export { ComposedAdoption, ComposedMemory } from './composed-memory.js';
 export * from './diagnostics.js';
+export * from './dlpack.js';
 export * from './dtype.js';
 export * from './env.js';
 export * from './errors.js';

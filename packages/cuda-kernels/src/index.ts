@@ -37,6 +37,7 @@ export {
 export { CudaDevice, cudaDevices } from './cuda/device.js';
 export type { BoundDeviceDispatch, DeviceDispatcher, DeviceLease } from './cuda/dispatcher.js';
 export { type CudaExpertRows, CudaExperts, type CudaExpertWeights } from './cuda/experts.js';
+export { CudaIpcBuffer } from './cuda/ipc.js';
 export { DeviceMoeBuffer } from './cuda/moe-buffer.js';
 export type {
   DeviceMoeCaptureCombineOptions,

@@ -215,7 +215,7 @@ export interface CudaBufferInit {
   readonly copier: GpuCopier;
 }
 
-/** Zeroed device memory of one rank. Freed by `close()`, once no kernel uses it any more. */
+/** Device memory of one rank, zeroed if this process allocated it. Freed by `close()`, once no kernel uses it any more. */
 export class CudaBuffer extends Resource {
   readonly byteLength: number;
   readonly address: bigint;

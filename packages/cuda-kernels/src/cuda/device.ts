@@ -5,6 +5,7 @@ import type { AttentionGroups } from '../core-attention.js';
 import { CudaBuffer, pinnedBytes } from './buffer.js';
 import { CudaAttention, type CudaAttentionShape } from './core-attention.js';
 import { CudaExperts, type CudaExpertWeights } from './experts.js';
+import { CudaIpcBuffer, checkIpcHandle } from './ipc.js';
 import { CudaStream, type CudaStreamOptions } from './stream.js';
 
 /** The GPUs that kernels can run on here. Throws `EP_UNAVAILABLE`, which says what is missing. */
@@ -41,6 +42,18 @@ export class CudaDevice extends Resource implements Device {
     checkInteger(byteLength, 'byteLength', 'allocate');
     const memory = new (native().binding.GpuMemory)(library, this.index, byteLength);
     return this.children.add(new CudaBuffer({ memory, byteLength, device: this, copier: this.#copier }));
+  }
+
+  /**
+   * Memory of this GPU that another process of this host shares by a handle for CUDA IPC: the 64 bytes of `cudaIpcGetMemHandle`, or what PyTorch's `_share_cuda_()` returns as handle. The buffer begins where the other's
+   * allocation does and ends with it. Throws `EP_INVALID_ARGUMENT` for what is no handle, for one of this process, of memory that is gone or lies on another GPU, and `EP_UNSUPPORTED` for handles of another kind.
+   * HAZARD: as for `attention`; and the other process keeps the memory until `unmapped()` has resolved.
+   */
+  openIpc(handle: Uint8Array): CudaIpcBuffer {
+    this.checkOpen('openIpc');
+    const memory = new (native().binding.GpuMemory)(this.#gpus.library, this.index, checkIpcHandle(handle));
+    const byteLength = memory.byteLength();
+    return this.children.add(new CudaIpcBuffer({ memory, byteLength, device: this, copier: this.#copier }));
   }
 
   /**
