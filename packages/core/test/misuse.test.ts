@@ -52,6 +52,16 @@ const right: Readonly<Record<string, () => readonly unknown[]>> = {
   createStorage: () => ['f32', 2],
   compose: () => [[transport()], (_peer: number, [first]: readonly unknown[]) => first, { memory: 'shared' }],
   decode: () => ['bf16', new Uint16Array(2)],
+  dlpackTensor: () => [
+    {
+      data: 64,
+      device: { type: 1, id: 0 },
+      dtype: { code: 2, bits: 32, lanes: 1 },
+      shape: [2],
+      strides: [1],
+      version: { major: 1, minor: 1 },
+    },
+  ],
   elementCount: () => [[2, 3]],
   encode: () => ['bf16', new Float32Array(2)],
   exchange: () => [store, { ...member, key: `${keys++}`, bytes: Uint8Array.of(1) }, limits()],
