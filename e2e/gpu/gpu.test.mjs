@@ -7,6 +7,7 @@ import { cases, killedExperts } from './cases.mjs';
 import { ncclCases } from './nccl-cases.mjs';
 import { nvshmemCases } from './nvshmem-cases.mjs';
 import { runRanks, valuesOf } from './ranks.mjs';
+import { standInPeer, torchCases } from './torch-cases.mjs';
 
 const run = promisify(execFile);
 
@@ -20,7 +21,7 @@ beforeAll(() => {
 });
 
 describe('on host threads in place of a GPU', () => {
-  for (const one of [...cases, ...ncclCases(3, false), ...nvshmemCases(false)])
+  for (const one of [...cases, ...ncclCases(3, false), ...nvshmemCases(false), ...torchCases(standInPeer, false)])
     it(one.name, { timeout: 180_000 }, () => one.run());
 
   // Processes that share a GPU take turns on it; host threads do not.

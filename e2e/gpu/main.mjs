@@ -6,6 +6,7 @@ import { cases as all, measurements } from './cases.mjs';
 import { ncclCases, ncclMeasurements } from './nccl-cases.mjs';
 import { nvshmemCases } from './nvshmem-cases.mjs';
 import { severalGpuMeasurements, severalGpus } from './several-gpus.mjs';
+import { findTorch, torchCases } from './torch-cases.mjs';
 
 const [text = ''] = process.argv.slice(2);
 const messageOf = (/** @type {unknown} */ error) => (error instanceof Error ? error.message : String(error));
@@ -50,6 +51,8 @@ const untimed = first?.runsOn === 'cuda' ? '' : `what is timed says nothing of $
 const noNccl =
   none || (usable.length > 1 ? lacking('NCCL', openNccl) : 'NCCL takes one rank of each GPU, and here is one');
 const noNvshmem = none || lacking('NVSHMEM', openNvshmem);
+const asksTorch = torchCases([], true).some(({ name }) => name.includes(text));
+const torch = none === '' && asksTorch ? findTorch() : { unavailable: none };
 
 /** Every case, with why it cannot run here; empty: it can. */
 const wanted = /** @type {const} */ ([
@@ -60,6 +63,7 @@ const wanted = /** @type {const} */ ([
   [ncclCases(ranks, true), noNccl],
   [ncclMeasurements(ranks), noNccl || untimed],
   [nvshmemCases(usable.length > 1), noNvshmem],
+  [torchCases('peer' in torch ? torch.peer : [], true), none || ('peer' in torch ? '' : torch.unavailable)],
 ]).flatMap(([list, reason]) =>
   list
     .filter(({ name }) => name.includes(text))

@@ -26,6 +26,7 @@ import { nvshmemScenarios } from './nvshmem.mjs';
 import { recovery } from './recovery.mjs';
 import { allRows, expectSame, place, storageOf } from './tensors.mjs';
 import { timesScenarios } from './times.mjs';
+import { torchScenarios } from './torch.mjs';
 import { unitedScenarios } from './united.mjs';
 import { unitedTimesScenarios } from './united-times.mjs';
 
@@ -318,4 +319,5 @@ export const scenarios = {
   ...unitedScenarios,
   ...unitedTimesScenarios,
   ...timesScenarios,
+  ...torchScenarios,
 };
