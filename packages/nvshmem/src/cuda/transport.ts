@@ -122,7 +122,7 @@ export class CudaTransport extends Resource implements Transport<Need> {
   };
 
   /**
-   * Device memory of others, all of it on this rank's GPU: PyTorch's, or what a DLPack capsule names. Its regions are for `read` and `write` of this transport's device
+   * Device memory of others, all of it on this rank's GPU: PyTorch's, opened by `CudaDevice.openIpc`, or what `dlpackTensor` makes of a tensor's fields. Its regions are for `read` and `write` of this transport's device
    * memory; a dispatch sends from any device memory as it is, adopted or not. Peers cannot write there: what is received needs symmetric memory. HAZARD: its owner
    * keeps it until this is closed.
    */
