@@ -9,6 +9,7 @@ import {
   moments,
   nameOfForm,
   offeredForms,
+  onGpu,
   range,
   someMessages,
 } from './expected.mjs';
@@ -64,6 +65,29 @@ const collectives = [
     run: () => holds('collectives', 2, { dtypes: ['f32'], counts: [100] }, { mode: 'processes' }),
     processes: true,
   },
+  ...[
+    { dtypes: ['f64', 'f32', 'f16', 'bf16'], of: 'floats' },
+    { dtypes: ['i8', 'u8', 'i16', 'u16'], of: 'short integers' },
+    { dtypes: ['i32', 'u32', 'i64', 'u64'], of: 'long integers' },
+    { dtypes: ['f8e4m3', 'f8e5m2', 'ue8m0'], of: 'codes of 8 bits' },
+  ].flatMap(({ dtypes, of }) =>
+    [
+      { ranks: 2, mode: /** @type {const} */ ('threads') },
+      { ranks: 4, mode: /** @type {const} */ ('threads'), blocks: 1 },
+      { ranks: 2, mode: /** @type {const} */ ('processes'), blocks: 2 },
+    ].map(({ ranks, mode, blocks }) => ({
+      name: `collectives of ${of}: every operation and reduction gives the bits of that in host memory, ${ranks} ranks as ${mode}`,
+      run: () => {
+        // The longest ones are several chunks for each of few blocks, in all dtypes.
+        const sizes = onGpu()
+          ? { counts: [0, 1, 7, 333, 70_001], stagingBytes: 2 ** 16 }
+          : { counts: [0, 1, 4_003], stagingBytes: 2 ** 13 };
+        const shape = blocks === undefined ? {} : { blocks };
+        return holds('collectiveGrid', ranks, { dtypes, ...sizes, shape }, { mode });
+      },
+      processes: mode === 'processes',
+    })),
+  ),
 ];
 
 /** @type {readonly Case[]} */

@@ -11,8 +11,8 @@ const valuesOf = (count, rank, salt) => Array.from({ length: count }, (_, i) => 
 const hostTensor = (dtype, data, shape = [data.length]) => ({ dtype, shape, data });
 
 /** A group on tensors of a device, which meets in the store of the rank's context. */
-export const openGroup = ({ transport, store, rank, worldSize }, stream, stagingBytes = 2 ** 22) =>
-  initProcessGroup({ backend: transport, store, rank, worldSize, device: { stream, stagingBytes } });
+export const openGroup = ({ transport, store, rank, worldSize }, stream, stagingBytes = 2 ** 22, shape = {}) =>
+  initProcessGroup({ backend: transport, store, rank, worldSize, device: { stream, stagingBytes, ...shape } });
 
 /** One call in host memory and on the device. `lists`: names of inputs and outputs, with values for the former and lengths for the latter. */
 async function compare(device, dtype, sources, run) {

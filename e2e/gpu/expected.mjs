@@ -1,9 +1,13 @@
 // What ranks must say of each scenario, however many they are and wherever they run: as streams of one GPU, or as processes on several.
 import assert from 'node:assert/strict';
+import { openGpus } from '@ep/native';
 import { runRanks, valuesOf } from './ranks.mjs';
 
 export const range = (/** @type {number} */ from, /** @type {number} */ to) =>
   Array.from({ length: to - from }, (_, i) => from + i);
+
+/** What a GPU does in seconds, host threads in its place take minutes for. */
+export const onGpu = () => openGpus().devices[0]?.runsOn === 'cuda';
 
 const same = (/** @type {readonly any[]} */ values, /** @type {any} */ value) =>
   assert.deepEqual(values, Array(values.length).fill(value));
@@ -43,6 +47,11 @@ const expected = {
     const refused = ['EP_INVALID_ARGUMENT', 'EP_INVALID_ARGUMENT'];
     for (const [rank, codes] of values.entries())
       assert.deepEqual(codes, rank > 0 ? refused : [...refused, 'no error']);
+  },
+  collectiveGrid: (values) => {
+    same(values, values[0]);
+    assert.ok(values[0] > 0);
+    return `${values[0]} calls`;
   },
   collectiveOrder: (values, { rounds }) => same(values, rounds),
   // Each rank has one expert, and every token goes to two of three.

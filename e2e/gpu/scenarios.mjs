@@ -6,6 +6,7 @@ import { native } from '@ep/native';
 import { movePlan, sumReplicas } from '@ep/plan/reference';
 import { fullPlan, randomPlan } from '../attention/plans.mjs';
 import { coreAttention } from './attention.mjs';
+import { collectiveGridScenarios } from './collective-grid.mjs';
 import { collectiveScenarios } from './collectives.mjs';
 import { expertLayer } from './expert-layer.mjs';
 import {
@@ -310,6 +311,7 @@ export const scenarios = {
   killedExperts,
   ...recovery,
   ...collectiveScenarios,
+  ...collectiveGridScenarios,
   ...groupScenarios,
   ...graphScenarios,
   ...messageScenarios,
