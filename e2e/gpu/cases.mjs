@@ -261,6 +261,15 @@ export const cases = [
       run: () => holds('experts', ranks, form),
     })),
   ),
+  ...[
+    ...[1, 2, 4, 8].map((ranks) => ({ ranks, mode: /** @type {const} */ ('threads') })),
+    { ranks: 2, mode: /** @type {const} */ ('processes') },
+  ].map(({ ranks, mode }) => ({
+    name: `experts: every mode, payload and way back gives the bytes of a buffer on the host, ${ranks} ranks as ${mode}`,
+    // Over host threads another part of the grid for each number of ranks.
+    run: () => holds('expertGrid', ranks, { from: ranks, step: onGpu() && mode === 'threads' ? 1 : 7 }, { mode }),
+    processes: mode === 'processes',
+  })),
   ...offeredForms.map((data) => ({
     name: `experts: sources read results of ${data.hidden} channels where ${data.mode} experts leave them`,
     run: () => holds('offeredExperts', 3, data),

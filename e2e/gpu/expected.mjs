@@ -53,6 +53,13 @@ const expected = {
     assert.ok(values[0] > 0);
     return `${values[0]} calls`;
   },
+  expertGrid: (values) => {
+    const [{ cells }] = values;
+    for (const one of values) assert.equal(one.cells, cells);
+    const rows = values.reduce((sum, one) => sum + one.rows, 0);
+    assert.ok(cells > 0 && rows > cells);
+    return `${cells} openings, ${rows} rows`;
+  },
   collectiveOrder: (values, { rounds }) => same(values, rounds),
   // Each rank has one expert, and every token goes to two of three.
   unitedDeath: (values, { united }) => {

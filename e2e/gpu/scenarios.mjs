@@ -8,6 +8,7 @@ import { fullPlan, randomPlan } from '../attention/plans.mjs';
 import { coreAttention } from './attention.mjs';
 import { collectiveGridScenarios } from './collective-grid.mjs';
 import { collectiveScenarios } from './collectives.mjs';
+import { expertGridScenarios } from './expert-grid.mjs';
 import { expertLayer } from './expert-layer.mjs';
 import {
   experts,
@@ -312,6 +313,7 @@ export const scenarios = {
   ...recovery,
   ...collectiveScenarios,
   ...collectiveGridScenarios,
+  ...expertGridScenarios,
   ...groupScenarios,
   ...graphScenarios,
   ...messageScenarios,
