@@ -178,7 +178,7 @@ const whole = async (halves, buffer, name, ...rest) =>
   halves ? (await buffer[`${name}Send`](...rest)).receive() : buffer[name](...rest);
 
 /** One cell: buffers of either kind, and the same calls of both. Rows that were compared. */
-async function runCell({ transport, host, device, stream, cell, number, memory }) {
+async function runCell({ transport, host, stream, cell, number, memory }) {
   const { rank, worldSize } = transport;
   const { mode, dtype, hidden, zeroCopyCombine } = cell;
   const map = mapOf(worldSize);
@@ -259,7 +259,7 @@ async function expertGrid({ transport, device, store, rank, worldSize, data: { f
   for (const [number, cell] of [...expertCells()].entries()) {
     if (number % step !== from % step) continue;
     try {
-      rows += await runCell({ transport, host, device, stream, cell, number, memory });
+      rows += await runCell({ transport, host, stream, cell, number, memory });
     } catch (error) {
       throw new Error(`${nameOf(cell)}: ${error.code ?? ''} ${error.stack}`, { cause: error });
     }

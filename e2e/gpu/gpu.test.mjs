@@ -3,7 +3,7 @@ import { execFile } from 'node:child_process';
 import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
 import { beforeAll, describe, expect, it } from 'vitest';
-import { cases, killedExperts } from './cases.mjs';
+import { cases } from './cases.mjs';
 import { ncclCases } from './nccl-cases.mjs';
 import { nvshmemCases } from './nvshmem-cases.mjs';
 import { runRanks, valuesOf } from './ranks.mjs';
@@ -23,12 +23,6 @@ beforeAll(() => {
 describe('on host threads in place of a GPU', () => {
   for (const one of [...cases, ...ncclCases(3, false), ...nvshmemCases(false), ...torchCases(standInPeer, false)])
     it(one.name, { timeout: 180_000 }, () => one.run());
-
-  // Processes that share a GPU take turns on it; host threads do not.
-  for (const mode of ['low-latency', 'high-throughput']) {
-    const one = killedExperts({ mode, moment: 'combine', rankMode: 'processes' });
-    it(one.name, { timeout: 60_000 }, async () => void (await one.run()));
-  }
 
   for (const [place, placement] of [
     ['dma-buf', 'GPU memory by DMA-BUF'],

@@ -26,7 +26,7 @@ import { ncclScenarios } from './nccl.mjs';
 import { nicScenarios } from './nic.mjs';
 import { nvshmemScenarios } from './nvshmem.mjs';
 import { recovery } from './recovery.mjs';
-import { allRows, expectSame, place, storageOf } from './tensors.mjs';
+import { allRows, expectSame, manyReplays, place, storageOf } from './tensors.mjs';
 import { timesScenarios } from './times.mjs';
 import { torchScenarios } from './torch.mjs';
 import { unitedScenarios } from './united.mjs';
@@ -96,7 +96,7 @@ async function oracle({ transport, device, rank, worldSize, data }) {
 }
 
 /** A step as a graph: pinned values to the device, a call, the received rows back to pinned memory, the release. New values for every replay. */
-async function graph({ transport, device, rank, worldSize, data }) {
+async function graph({ transport, device, rank, worldSize, data: { replays = manyReplays(device) } }) {
   const stream = device.stream();
   const plan = fullPlan(worldSize, 9);
   const qRow = 12;
@@ -121,7 +121,7 @@ async function graph({ transport, device, rank, worldSize, data }) {
     stream.copy(lease.tensors.q, into);
     lease.release();
   });
-  for (let call = 0; call < data.replays; call++) {
+  for (let call = 0; call < replays; call++) {
     const all = allRows(plan.fwdQ.sendTokens, qRow, 'f32', call);
     new Float32Array(from.buffer).set(all[rank]);
     await stream.launch(replay);
@@ -136,7 +136,7 @@ async function graph({ transport, device, rank, worldSize, data }) {
   await replay.close();
   await dispatcher.close();
   await stream.close();
-  return data.replays;
+  return replays;
 }
 
 /** One rank does not come to a call; the others time out and name it; all resynchronise, and correct calls follow. */

@@ -2,6 +2,7 @@
 import { severalDemos } from './demos.mjs';
 import {
   dispatchRows,
+  dtypesOf,
   expertForms,
   holds,
   modes,
@@ -42,7 +43,7 @@ const rows = (ranks) => [
     data: { seeds: range(400, 403), dtype: 'f32', qRow: 16, kvRow: 8 },
     ranks: 2 * ranks,
   },
-  { name: 'a step captured as a graph is replayed with new values', scenario: 'graph', data: { replays: 200 } },
+  { name: 'a step captured as a graph is replayed with new values', scenario: 'graph' },
   { name: 'a rank that does not come is named, and calls go on after a resync', scenario: 'absent', sample: true },
   {
     name: 'a replay that fails poisons its dispatcher, and the graph is good after a resync',
@@ -67,6 +68,11 @@ const rows = (ranks) => [
     data: { dtypes: ['f32'], counts: [100] },
     ranks: 2 * ranks,
   },
+  ...Object.entries(dtypesOf).map(([of, dtypes]) => ({
+    name: `collectives of ${of}: every operation and reduction gives the bits of that in host memory`,
+    scenario: 'collectiveGrid',
+    data: { dtypes, counts: [0, 1, 333, 20_011], stagingBytes: 2 ** 16, shape: { blocks: 2 } },
+  })),
   { name: 'collectives run in the order of their stream', scenario: 'collectiveOrder', data: { rounds: 30 } },
   { name: 'collectives name the rank that does not come', scenario: 'collectiveAbsent', data: { absent: 1 } },
   {
@@ -102,6 +108,11 @@ const rows = (ranks) => [
     data: form,
     sample: i === 1 || i === 6,
   })),
+  {
+    name: 'experts: every mode, payload and way back gives the bytes of a buffer on the host',
+    scenario: 'expertGrid',
+    data: { from: 1, step: 5 },
+  },
   ...offeredForms.map((data) => ({
     name: `experts: sources read results of ${data.hidden} channels where ${data.mode} experts leave them`,
     scenario: 'offeredExperts',
@@ -109,9 +120,9 @@ const rows = (ranks) => [
   })),
   ...modes.flatMap((mode) =>
     [false, true].map((offered) => ({
-      name: `experts: a graph of ${mode} calls${offered ? ', results in place' : ''}, 40 replays`,
+      name: `experts: a graph of ${mode} calls${offered ? ', results in place' : ''}, replayed many times`,
       scenario: 'graphExperts',
-      data: { mode, offered, replays: 40 },
+      data: { mode, offered },
       sample: mode === 'high-throughput' && offered,
     })),
   ),

@@ -42,3 +42,6 @@ export async function place(device, dtype, rows, rowElements, values, gap = 0) {
   const { address, device: where } = whole;
   return { buffer, tensor: { dtype, shape: [rows, rowElements], strides: [stride, 1], address, device: where } };
 }
+
+/** Replays of a graph that are many: what a GPU does in seconds takes host threads minutes. */
+export const manyReplays = ({ facts }) => (facts.runsOn === 'cuda' ? 1000 : 40);
