@@ -214,6 +214,14 @@ export const cases = [
     run: oracle(3, data, 'threads'),
   })),
   ...[
+    ...[1, 2, 3, 4, 8].map((ranks) => ({ ranks, mode: /** @type {const} */ ('threads'), processes: false })),
+    { ranks: 2, mode: /** @type {const} */ ('processes'), processes: true },
+  ].map(({ ranks, mode, processes }) => ({
+    name: `dispatch of rows of 16 bytes to 64 KiB by plans of all kinds gives the bytes of a dispatcher on the host, ${ranks} ranks as ${mode}`,
+    run: () => holds('attentionGrid', ranks, { from: ranks, step: onGpu() ? 1 : 4 }, { mode }),
+    processes,
+  })),
+  ...[
     { ranks: 3, mode: /** @type {const} */ ('threads') },
     { ranks: 2, mode: /** @type {const} */ ('processes') },
   ].map(({ ranks, mode }) => ({

@@ -63,6 +63,13 @@ const expected = {
     assert.ok(cells > 0 && rows > cells);
     return `${cells} openings, ${rows} rows`;
   },
+  attentionGrid: (values) => {
+    const [{ cells }] = values;
+    for (const one of values) assert.equal(one.cells, cells);
+    const bytes = values.reduce((sum, one) => sum + one.bytes, 0);
+    assert.ok(cells > 0 && bytes > 0);
+    return `${cells} plans, ${bytes} bytes`;
+  },
   collectiveOrder: (values, { rounds }) => same(values, rounds),
   // Each rank has one expert, and every token goes to two of three.
   unitedDeath: (values, { united }) => {

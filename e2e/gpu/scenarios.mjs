@@ -6,6 +6,7 @@ import { native } from '@ep/native';
 import { movePlan, sumReplicas } from '@ep/plan/reference';
 import { fullPlan, randomPlan } from '../attention/plans.mjs';
 import { coreAttention } from './attention.mjs';
+import { attentionGridScenarios } from './attention-grid.mjs';
 import { collectiveGridScenarios } from './collective-grid.mjs';
 import { collectiveScenarios } from './collectives.mjs';
 import { expertGridScenarios } from './expert-grid.mjs';
@@ -312,6 +313,7 @@ export const scenarios = {
   killedExperts,
   ...recovery,
   ...collectiveScenarios,
+  ...attentionGridScenarios,
   ...collectiveGridScenarios,
   ...expertGridScenarios,
   ...groupScenarios,
