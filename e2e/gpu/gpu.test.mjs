@@ -3,10 +3,12 @@ import { execFile } from 'node:child_process';
 import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
 import { beforeAll, describe, expect, it } from 'vitest';
+import { bundleSuite } from './bundle-suite.mjs';
 import { cases } from './cases.mjs';
 import { ncclCases } from './nccl-cases.mjs';
 import { nvshmemCases } from './nvshmem-cases.mjs';
 import { runRanks, valuesOf } from './ranks.mjs';
+import { runSuite } from './suite.mjs';
 import { standInPeer, torchCases } from './torch-cases.mjs';
 
 const run = promisify(execFile);
@@ -62,6 +64,12 @@ describe('on host threads in place of a GPU', () => {
     } finally {
       delete process.env.EP_NCCL_HOST_LAUNCH_US;
     }
+  });
+
+  // The whole suite runs over the stand-in in packages/collectives/test/device.
+  it('a part of the suite of process groups, as it runs on a GPU', { timeout: 120_000 }, async () => {
+    await bundleSuite();
+    expect(await runSuite((_, index) => index % 13 === 1)).toBe(8);
   });
 
   it('a GPU that fails is listed beside those that work', async () => {

@@ -6,6 +6,7 @@ import { cases as all, measurements } from './cases.mjs';
 import { ncclCases, ncclMeasurements } from './nccl-cases.mjs';
 import { nvshmemCases } from './nvshmem-cases.mjs';
 import { severalGpuMeasurements, severalGpus } from './several-gpus.mjs';
+import { isBundled, suiteCases } from './suite.mjs';
 import { findTorch, torchCases } from './torch-cases.mjs';
 
 const [text = ''] = process.argv.slice(2);
@@ -57,6 +58,7 @@ const torch = none === '' && asksTorch ? findTorch() : { unavailable: none };
 /** Every case, with why it cannot run here; empty: it can. */
 const wanted = /** @type {const} */ ([
   [all, ''],
+  [suiteCases(), isBundled() ? '' : 'it is not bundled: node e2e/gpu/bundle-suite.mjs'],
   [measurements, untimed],
   [severalGpus(ranks), alone],
   [severalGpuMeasurements(ranks), alone || untimed],
