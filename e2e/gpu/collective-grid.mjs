@@ -27,8 +27,9 @@ function fill(data, dtype, seed) {
     state ^= state << 5;
     return state >>> 0;
   };
+  const words = Uint32Array.from({ length: Math.ceil(data.byteLength / 4) }, next);
   const bytes = new Uint8Array(data.buffer, data.byteOffset, data.byteLength);
-  for (let i = 0; i < bytes.length; i++) bytes[i] = next() >>> 11;
+  bytes.set(new Uint8Array(words.buffer, 0, bytes.length));
   if (!FLOATS.includes(dtype)) return;
   const numbers = Float32Array.from({ length: Math.ceil(data.length / 2) }, () => next() / 2 ** 31 - 1);
   const moderate = dtype === 'f64' || dtype === 'f32' ? numbers : encode(dtype, numbers);
