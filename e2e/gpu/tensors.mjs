@@ -44,4 +44,4 @@ export async function place(device, dtype, rows, rowElements, values, gap = 0) {
 }
 
 /** Replays of a graph that are many: what a GPU does in seconds takes host threads minutes. */
-export const manyReplays = ({ facts }) => (facts.runsOn === 'cuda' ? 1000 : 40);
+export const manyReplays = ({ facts }) => (facts.runsOn === 'cuda' ? 1000 : 200);
