@@ -10,7 +10,7 @@
 /* EP_HD_SMALL: small enough that a call would cost more than the body, which g++ does not always see (EP_SMALL_LAMBDA: of a lambda). EP_HD_SELDOM: what fails or waits; kept out of the way of
  * what does not. On a GPU everything is inlined, but for EP_HD_SHARED: long, and seldom what a kernel does. HAZARD: compiled for linking (-rdc), a function of its own may take
  * more registers than the launch bounds of its kernels leave, and ptxas refuses them; so these are inlined there, too. EP_UNROLL: of a loop over an array, which nvcc would else keep in memory. EP_ONE_CODE: of a loop
- * of which the second turn is to find its instructions where the first has left them. */
+ * of which the second turn is to find its instructions where the first has left them. EP_SELDOM_APART: for a test of many instances, which nvcc would else inline for minutes. */
 #if defined(__CUDACC__)
 #define EP_HD __device__ __forceinline__
 #define EP_HD_SMALL EP_HD
@@ -22,7 +22,11 @@
 #define EP_UNROLL _Pragma("unroll")
 #define EP_ONE_CODE _Pragma("unroll 1")
 #define EP_SMALL_LAMBDA
+#if defined(EP_SELDOM_APART)
+#define EP_HD_SELDOM __device__ __noinline__
+#else
 #define EP_HD_SELDOM EP_HD
+#endif
 #define EP_MACHINE_BEGIN namespace ep { inline namespace cuda_machine {
 #else
 #define EP_HD inline
