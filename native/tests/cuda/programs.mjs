@@ -7,9 +7,18 @@ import { kernels, table } from '../../cuda/sources.mjs';
 
 const native = resolve(import.meta.dirname, '../..');
 const includes = [`-I${join(native, 'include')}`];
+const hostIncludes = ['', 'core', 'tests'].map((folder) => `-I${join(native, folder)}`);
 /** HAZARD: a fused multiply-add rounds once where formulas of numbers round twice (moe_number.h), and the host's bits are what those of a GPU are compared with. */
 const rounding = ['-ffp-contract=off', '-fno-trapping-math'];
 const core = ['waiting', 'limits', 'copy', 'device/kernel', 'simt/simt', 'simt/context', 'simt/report', 'simt/fiber'];
+/** The software EFA, and what it stands on. */
+const efa = [
+  ...'combining engine execute faults keys port queues soft_device soft_table trace wire_net wire_shm wqe'
+    .split(' ')
+    .map((name) => `nic/efa/${name}.cpp`),
+  ...'net/hub net/sockets net/talk mlx5/directory mlx5/registrations'.split(' ').map((name) => `nic/${name}.cpp`),
+  ...['segment', 'mapped', 'life', 'huge_pages'].map((name) => `core/${name}.cpp`),
+];
 const reductions = ['', '_portable', '_avx2', '_avx512'].map((name) => `core/collective/reduce${name}.cpp`);
 
 /** @typedef {{ host: readonly string[], device: readonly string[] }} Program by paths from native/ */
@@ -27,6 +36,10 @@ export const programs = {
   group_gpu_test: {
     host: ['tests/cuda/group_gpu_test.cpp', ...core.map((name) => `core/${name}.cpp`), ...reductions],
     device: [...kernels, table],
+  },
+  post_bytes_test: {
+    host: ['tests/cuda/post_bytes_test.cpp', ...core.map((name) => `core/${name}.cpp`), ...efa],
+    device: ['tests/cuda/post_kernels.cu', 'tests/cuda/gpu_memory.cu'],
   },
   table_test: { host: ['tests/cuda/table_test.cpp'], device: [...kernels, table] },
   graph_test: { host: [], device: [...kernels, 'tests/cuda/graph_test.cu'] },
@@ -57,7 +70,7 @@ export async function buildPrograms(names, folder) {
     objects.set(source, made);
     const command = device
       ? [nvccCommand(), '-std=c++20', '-O3', '-Werror=all-warnings', ...codes, ...includes]
-      : [compiler(), '-std=c++20', '-O2', ...rounding, '-Wall', '-Wextra', '-Werror', ...includes, `-I${native}`];
+      : [compiler(), '-std=c++20', '-O2', ...rounding, '-Wall', '-Wextra', '-Werror', ...includes, ...hostIncludes];
     await checked([...command, '-c', join(native, source), '-o', made]);
     return made;
   };

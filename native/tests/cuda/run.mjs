@@ -14,6 +14,7 @@ import { buildGpuHere, buildPrograms } from './programs.mjs';
 const tests = /** @type {const} */ ({
   table_test: [],
   gpu_test: [],
+  post_bytes_test: ['1'],
   graph_test: ['3'],
   experts_graph_test: ['2', 'as-taken'],
   moe_gpu_test: ['4'],
