@@ -795,6 +795,11 @@ void await(std::initializer_list<void*> streams) {
   }
 }
 
+struct one_range {
+  ep_ibgda_range_table head;
+  ep_ibgda_range range;
+};
+
 void traffic(traffic_way way, uint64_t seed, void* other) {
   const bool pr = way == traffic_way::pr || way == traffic_way::pr_lanes;
   const bool together = way == traffic_way::gin_lanes || way == traffic_way::pr_lanes;
@@ -836,11 +841,8 @@ void traffic(traffic_way way, uint64_t seed, void* other) {
       world.data(0)[of.half + message * step + at] = ep::traffic_byte_of(message, i);
     }
   }
-  struct {
-    ep_ibgda_range_table head;
-    ep_ibgda_range one;
-  }* table = new std::remove_pointer_t<decltype(table)>{{1, 0}, {sender.part.address, sender.part.address + wanted.bytes, sender.mr.lkey, 0}};
-  sender.device.ranges = address_of(table);
+  const auto table = std::make_unique<one_range>(one_range{{1, 0}, {sender.part.address, sender.part.address + wanted.bytes, sender.mr.lkey, 0}});
+  sender.device.ranges = address_of(table.get());
   sender.part.targets = address_of(sender.targets.data());
   std::vector<ep_peer_view> views(2);
   of.memory.header = {EP_MAGIC_MEMORY, EP_ABI_MAJOR, EP_ABI_MINOR, EP_MEMORY_EFA, sizeof of.memory};
