@@ -67,11 +67,30 @@ export class Queue extends Resource implements GpuQueue {
   }
 }
 
-/** What the calls of some groups go on. */
-interface Shared {
-  readonly queue: Queue;
+/** What the calls of some groups go on. HAZARD: made where groups open, not at the first call of each: page-locked memory is not had before kernels that run have ended, and one may wait for this very call. */
+class Shared {
+  readonly queue = new Queue();
+  readonly copier = new GpuCopier(openGpus().library, 0);
   /** The last call. HAZARD: each awaits copies of the host before it comes to the stream, where ranks must have the calls of all groups in one order. */
-  tail: Promise<unknown>;
+  tail: Promise<unknown> = Promise.resolve();
+  /** Where the arrays of the call under way lie on the device. */
+  memory = new (native().binding.GpuMemory)(openGpus().library, 0, ARENA_BYTES);
+  #bytes = ARENA_BYTES;
+
+  reserve(bytes: number): NativeGpuMemory {
+    if (bytes > this.#bytes) {
+      this.memory.release();
+      this.memory = new (native().binding.GpuMemory)(openGpus().library, 0, bytes);
+      this.#bytes = bytes;
+    }
+    return this.memory;
+  }
+
+  async close(): Promise<void> {
+    await this.queue.close();
+    await this.copier.close();
+    this.memory.release();
+  }
 }
 
 class StagedEngine extends Resource implements GroupEngine {
@@ -83,11 +102,8 @@ class StagedEngine extends Resource implements GroupEngine {
   readonly trace: GroupEngine['trace'];
   readonly connections: GroupEngine['connections'];
   readonly #inner: GroupEngine;
-  readonly #copier = new GpuCopier(openGpus().library, 0);
   readonly #shared: Shared;
   readonly #onRelease: () => Promise<void>;
-  #arena: NativeGpuMemory | undefined;
-  #arenaBytes = 0;
 
   constructor(inner: GroupEngine, shared: Shared, onRelease: () => Promise<void>) {
     super('staged engine');
@@ -131,7 +147,7 @@ class StagedEngine extends Resource implements GroupEngine {
     const { block, elements } = this.#blockFor(call.data);
     try {
       const end = await this.#inner.device!.recv({ ...call, data: elements });
-      await this.#copier.read(block, elements.place.byteOffset, bytesOf(call.data).subarray(0, end.byteLength));
+      await this.#shared.copier.read(block, elements.place.byteOffset, bytesOf(call.data).subarray(0, end.byteLength));
       return end;
     } finally {
       block.release();
@@ -155,13 +171,13 @@ class StagedEngine extends Resource implements GroupEngine {
     const placed = this.#place(call);
     for (const input of call.inputs) {
       const at = placed.get(input)!;
-      await this.#copier.write(bytesOf(input), this.#arena!, at.place.byteOffset);
+      await this.#shared.copier.write(bytesOf(input), this.#shared.memory, at.place.byteOffset);
     }
     const onDevice = (list: readonly Elements[]): DeviceElements[] => list.map((one) => placed.get(one)!);
     const staged: DeviceCall = { ...call, inputs: onDevice(call.inputs), outputs: onDevice(call.outputs) };
     const end = await this.#inner.device!.run(staged);
     for (const output of call.outputs) {
-      await this.#copier.read(this.#arena!, placed.get(output)!.place.byteOffset, bytesOf(output));
+      await this.#shared.copier.read(this.#shared.memory, placed.get(output)!.place.byteOffset, bytesOf(output));
     }
     return end;
   }
@@ -176,12 +192,7 @@ class StagedEngine extends Resource implements GroupEngine {
       at += Math.ceil(one.byteLength / 16) * 16 + (one.length % 3 === 0 ? one.BYTES_PER_ELEMENT : 0);
       at = Math.ceil(at / one.BYTES_PER_ELEMENT) * one.BYTES_PER_ELEMENT;
     }
-    if (at > this.#arenaBytes || this.#arena === undefined) {
-      this.#arena?.release();
-      this.#arenaBytes = Math.max(at, ARENA_BYTES);
-      this.#arena = new (native().binding.GpuMemory)(openGpus().library, 0, this.#arenaBytes);
-    }
-    const operand = this.#arena;
+    const operand = this.#shared.reserve(at);
     const base = operand.address();
     return new Map(
       [...offsets].map(([one, byteOffset]) => [
@@ -193,8 +204,6 @@ class StagedEngine extends Resource implements GroupEngine {
 
   protected override async release(): Promise<void> {
     await this.#inner.close();
-    this.#arena?.release();
-    await this.#copier.close();
     await this.#onRelease();
   }
 }
@@ -207,12 +216,12 @@ export const stagedOnDevice = (transport: GroupTransport): EngineFactory => {
   const made: Shared[] = [];
   let factory: EngineFactory | undefined;
   const closeQueues = async (): Promise<void> => {
-    for (const { queue } of made.splice(0)) await queue.close();
+    for (const shared of made.splice(0)) await shared.close();
   };
   return async (init) => {
     const isFirst = factory === undefined;
     const at = isFirst ? 0 : 1;
-    made[at] ??= { queue: new Queue(), tail: Promise.resolve() };
+    made[at] ??= new Shared();
     const shared = made[at];
     const { queue: stream } = shared;
     factory ??= engineFactory(transport, { stream, stagingBytes: 2 ** 20, blocks: 2, maxGroups: 12 });

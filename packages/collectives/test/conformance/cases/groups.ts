@@ -177,10 +177,12 @@ export const groupCases: readonly GroupCase[] = [
         const groups = await makeAll(world, rank, lists);
         for (let round = 0; round < 3; round++) {
           for (const { ranks, group } of groups) {
-            assert.equal(await sumOfRanks(group, rank), expectedSum(ranks), `${name}: [${ranks}], round ${round}`);
+            const where = `${name}: [${ranks}], round ${round}`;
+            rank.report(where);
+            assert.equal(await sumOfRanks(group, rank), expectedSum(ranks), where);
             const output = new Int32Array(ranks.length);
             await group.allGatherIntoTensor(output, new Int32Array([rank.rank]));
-            assert.deepEqual([...output], ranks, `${name}: [${ranks}], round ${round}`);
+            assert.deepEqual([...output], ranks, where);
           }
           // Stage 0 is ranks 0 and 1, stage 1 the others.
           if (name === 'tpPp' && rank.rank < 4) {
