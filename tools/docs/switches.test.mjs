@@ -13,6 +13,7 @@ const { SWITCHES } = await import(pathToFileURL(join(root, 'packages/core/dist/i
 const ownOfTests = new Set([
   'EP_CUDA_HOST_BROKEN_DEVICE',
   'EP_CUDA_HOST_DEVICES',
+  'EP_CUDA_HOST_DRIVER',
   'EP_CUDA_HOST_FAILING',
   'EP_CUDA_HOST_NO_PEERS',
   'EP_CUDA_HOST_REFUSED_DISPATCH',
