@@ -4,6 +4,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { afterAll, describe, expect, it } from 'vitest';
+import { programs } from '../../native/tests/cuda/programs.mjs';
 import { run } from '../../tools/process.mjs';
 
 const at = (/** @type {string} */ path) => fileURLToPath(new URL(path, import.meta.url));
@@ -69,6 +70,8 @@ describe('cases, without a GPU', () => {
   });
 });
 
+const tests = Object.keys(programs).filter((name) => name.endsWith('_test'));
+
 describe('programs, with nvcc', () => {
   /** An nvcc whose programs end with `code`, and which writes down what it was called with. @param {number} code */
   function nvcc(code) {
@@ -117,14 +120,14 @@ chmod +x "$2"
     expect(built.code).toBe(0);
     const calls = called().slice(before);
     expect(calls.some((call) => call.includes('gpu_here'))).toBe(false);
-    expect(calls.filter((call) => /-o \S+_test$/.test(call))).toHaveLength(6);
+    expect(calls.filter((call) => /-o \S+_test$/.test(call))).toHaveLength(tests.length);
   });
 
   it('are built and run where there is one', async () => {
     const { env, called } = nvcc(0);
     const { code, lines } = await said('../../native/tests/cuda/run.mjs', ['test'], env);
     expect(code).toBe(0);
-    expect(lines.filter((line) => line.endsWith('_test'))).toHaveLength(6);
-    expect(called().filter((call) => /-o \S+_test$/.test(call))).toHaveLength(6);
+    expect(lines.filter((line) => line.endsWith('_test'))).toHaveLength(tests.length);
+    expect(called().filter((call) => /-o \S+_test$/.test(call))).toHaveLength(tests.length);
   });
 });
