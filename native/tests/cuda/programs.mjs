@@ -38,7 +38,12 @@ export const programs = {
     device: [...kernels, table],
   },
   post_bytes_test: {
-    host: ['tests/cuda/post_bytes_test.cpp', ...core.map((name) => `core/${name}.cpp`), ...efa],
+    host: [
+      'tests/cuda/post_bytes_test.cpp',
+      'tests/cuda/post_traffic.cpp',
+      ...core.map((name) => `core/${name}.cpp`),
+      ...efa,
+    ],
     device: ['tests/cuda/post_kernels.cu', 'tests/cuda/gpu_memory.cu'],
   },
   table_test: { host: ['tests/cuda/table_test.cpp'], device: [...kernels, table] },

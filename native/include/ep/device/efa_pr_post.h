@@ -117,16 +117,6 @@ EP_HD bool efa_pr_post(Ctx& ctx, const Group& group, ep_efa_pr_endpoint& endpoin
   return true;
 }
 
-struct efa_pr_count_look {
-  const uint64_t* word;
-  uint64_t needed;
-  EP_HD bool operator()(uint64_t* found) const {
-    no_point here;
-    *found = load_acquire(here, word);
-    return *found >= needed;
-  }
-};
-
 /* Rings what is deferred and waits until the NIC has counted as many completions as were submitted.
  * HAZARD: that says which have completed only if nobody posts meanwhile (D18). */
 template <class Ctx> EP_HD bool efa_pr_quiet(Ctx& ctx, ep_efa_pr_endpoint& endpoint, ep_kernel_status* status) {
@@ -138,7 +128,7 @@ template <class Ctx> EP_HD bool efa_pr_quiet(Ctx& ctx, ep_efa_pr_endpoint& endpo
   efa_pr_ring(ctx, reinterpret_cast<ep_efa_pr_qp*>(endpoint.qp)->sq.wq);
   const uint64_t submitted = endpoint.submitted_count;
   efa_pr_unlock(ctx, endpoint);
-  return ctx.wait_for(efa_pr_count_look{reinterpret_cast<const uint64_t*>(endpoint.local_cntr_value), submitted}, submitted, -1, EP_STAGE_COMPLETION, status);
+  return ctx.wait_for(word_look{reinterpret_cast<const uint64_t*>(endpoint.local_cntr_value), submitted}, submitted, -1, EP_STAGE_COMPLETION, status);
 }
 
 EP_MACHINE_END
