@@ -166,6 +166,7 @@ set(EP_NAPI_SOURCES
   napi/bind_carrier.cpp
   napi/bind_collective.cpp
   napi/bind_compat.cpp
+  napi/compat_call.cpp
   napi/bind_dispatch.cpp
   napi/bind_host.cpp
   napi/bind_gpu.cpp

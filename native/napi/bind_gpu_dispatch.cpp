@@ -1,4 +1,5 @@
 #include "dispatch_parts.hpp"
+#include "gpu_image.hpp"
 #include "gpu_wraps.hpp"
 
 #include <cstring>
@@ -62,27 +63,6 @@ struct gpu_dispatch_wrap::contents {
   std::vector<on_lease> leases;
 };
 
-namespace {
-
-// Arrays for the device, laid out in one block: a place is known before the block has an address.
-class image {
- public:
-  template <class T> uint64_t add(const std::vector<T>& values) { return add(values.data(), values.size() * sizeof(T)); }
-  uint64_t add(const void* from, uint64_t bytes) {
-    const uint64_t at = bytes_.size();
-    bytes_.resize(at + (bytes + 15) / 16 * 16);
-    if (bytes != 0) std::memcpy(bytes_.data() + at, from, bytes);
-    return at;
-  }
-  template <class T> T& at(uint64_t place) { return *reinterpret_cast<T*>(bytes_.data() + place); }
-  const std::vector<uint8_t>& bytes() const { return bytes_; }
-
- private:
-  std::vector<uint8_t> bytes_;
-};
-
-} // namespace
-
 // ({calls, leaseBytes, parts, sums, chunks: Float64Array by source, leases: [{offset, gaps: Float64Array}]}). Offsets of parts and sums are those of lease 0; of another
 // lease they are `offset` bytes further. Gaps: offset and bytes of each run that no one sends.
 gpu_dispatch_wrap::gpu_dispatch_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
@@ -113,7 +93,7 @@ gpu_dispatch_wrap::gpu_dispatch_wrap(const Napi::CallbackInfo& info) : ObjectWra
   // Parts and sums lie in a lease: what fits lease 0 fits each.
   const uint64_t used = arg_size(description.Get("leaseBytes"), "leaseBytes");
   if (used > memory.byte_length()) throw_invalid(env, "leases of " + std::to_string(used) + " bytes exceed the memory of " + std::to_string(memory.byte_length()));
-  image arrays;
+  gpu_image arrays;
   std::vector<ep_dispatch_part> first; // of lease 0, `entries` as places
   for (uint32_t i = 0; i < parts.Length(); ++i) {
     const auto part = parts.Get(i).As<Napi::Object>();
@@ -145,7 +125,7 @@ gpu_dispatch_wrap::gpu_dispatch_wrap(const Napi::CallbackInfo& info) : ObjectWra
     sum_places.push_back(arrays.add(added));
     counter_places.push_back(arrays.add(std::vector<uint64_t>(2 * world)));
   }
-  auto block = gpu::device_block::allocate(memory.of(), memory.device(), arrays.bytes().size());
+  auto block = gpu::device_block::allocate(memory.of(), memory.device(), arrays.byte_length());
   made->arrays = value_or_throw(env, block);
   const uint64_t base = made->arrays->address();
   for (uint32_t lease = 0; lease < leases.Length(); ++lease) {
@@ -182,7 +162,7 @@ gpu_dispatch_wrap::gpu_dispatch_wrap(const Napi::CallbackInfo& info) : ObjectWra
       out.gaps.push_back(gap);
     }
   }
-  auto copied = gpu::copy_now(memory.of(), memory.device(), base, reinterpret_cast<uint64_t>(arrays.bytes().data()), arrays.bytes().size(), "copying a plan to the device");
+  auto copied = arrays.copy_to(memory.of(), memory.device(), base);
   value_or_throw(env, copied);
   made->calls = calls_here.native;
   native = std::move(made);
