@@ -219,12 +219,8 @@ export interface DispatchDescription {
 /** Where the kernel reads a part's rows: the operand, bytes of row 0 into it, bytes from row to row. */
 export type DispatchSource = readonly [source: NativeOperand, srcOffset: number, strideBytes: number];
 
-/** One tensor of a `compat` call. Rows are packed. Ranks of -1 in `dstRank` are not sent to. */
-export interface CompatTensor {
-  readonly source: NativeOperand;
-  readonly srcOffset: number;
-  readonly target: NativeOperand;
-  readonly dstOffset: number;
+/** How one tensor of a `compat` call travels. Rows are packed. Ranks of -1 in `dstRank` are not sent to. */
+export interface CompatRoute {
   readonly rowBytes: number;
   /** Send and receive buffers in every rank's memory, and the rows of the latter. */
   readonly sendOffset: number;
@@ -240,16 +236,29 @@ export interface CompatTensor {
   readonly counts: BigUint64Array;
 }
 
-/** A call of the per-token kernel: native/include/ep/device/compat_dispatch.h. All ranks have passed a barrier since their last one. */
-export interface CompatDescription {
-  /** `ep_memory_handle` bytes. */
-  readonly handle: Uint8Array;
+/** What a `compat` call does, whatever its tensors. */
+export interface CompatPlan {
   /** Rows of each shard that this rank sends; their sum is the rows of its tensors. */
   readonly seqLen: Uint32Array;
-  readonly query: CompatTensor;
-  readonly keyValue?: CompatTensor;
+  readonly query: CompatRoute;
+  readonly keyValue?: CompatRoute;
   /** Present: `query` is a key-value gradient, received replica-major. Rows of replicas that `mask` [shards][replicas] denies are not written. */
   readonly gradient?: { readonly mask: Uint32Array; readonly seqLen: Uint32Array; readonly replicas: number };
+}
+
+export interface CompatTensor extends CompatRoute {
+  readonly source: NativeOperand;
+  readonly srcOffset: number;
+  readonly target: NativeOperand;
+  readonly dstOffset: number;
+}
+
+/** A call of the per-token kernel: native/include/ep/device/compat_dispatch.h. All ranks have passed a barrier since their last one. */
+export interface CompatDescription extends CompatPlan {
+  /** `ep_memory_handle` bytes. */
+  readonly handle: Uint8Array;
+  readonly query: CompatTensor;
+  readonly keyValue?: CompatTensor;
   readonly blocks: number;
   readonly simt?: DispatchDescription['simt'];
   /** Negative: no deadline. */

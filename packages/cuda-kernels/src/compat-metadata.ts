@@ -121,7 +121,7 @@ export function gradientMetadata(plan: DispatchPlan, rank: number): GradientMeta
 }
 
 function refuse(text: string, context: Readonly<Record<string, unknown>> = {}): never {
-  throw new EpError('EP_UNSUPPORTED', `compat: ${text}; openDispatcher does this`, { context });
+  throw new EpError('EP_UNSUPPORTED', `compat: ${text}; openDispatcher and openDeviceDispatcher do this`, { context });
 }
 
 function refuseRows(part: PartSpec): void {

@@ -13,9 +13,9 @@ export {
   type CompatOptions,
   type CompatResult,
   type CompatRunOptions,
-  compatBytesFor,
   openCompatDispatcher,
 } from './compat.js';
+export { compatBytesFor } from './compat-base.js';
 export {
   type AttentionBackwardTensors,
   type AttentionDType,
