@@ -11,8 +11,8 @@ import { moeLines, resolveMoe } from '../moe/options.js';
 import { callSlots } from '../moe/place.js';
 import { DeviceMoeBuffer } from './moe-buffer.js';
 import type { DeviceMoeOptions } from './moe-received.js';
+import { checkBlocks, checkStream } from './options.js';
 import { deviceMemoryFor } from './own-memory.js';
-import { CudaStream } from './stream.js';
 
 const DEFAULT_LANES = 256;
 const MOST_LANES = 512;
@@ -30,13 +30,11 @@ export async function openDeviceMoeBuffer(
   checkTransport(transport, where);
   checkObject(options, 'options', 'an object with stream, mode, experts, maxTokens, topK and hidden', where);
   const { worldSize, rank } = transport;
-  const { stream, blocks: wanted, lanes: given, layouts: kept, ...rest } = options;
-  if (!(stream instanceof CudaStream)) {
-    throw invalid('stream', { where, expected: 'a stream of a CudaDevice', found: stream });
-  }
+  const { stream: put, blocks: wanted, lanes: given, layouts: kept, ...rest } = options;
+  const stream = checkStream(put, where);
   const lanes = checkInteger(given ?? DEFAULT_LANES, 'lanes', where, 32, MOST_LANES);
   if (lanes % 32 !== 0) throw invalid('lanes', { where, expected: 'a multiple of 32', found: lanes });
-  const blocks = wanted === undefined ? 0 : checkInteger(wanted, 'blocks', where, 1, 65_535);
+  const blocks = checkBlocks(wanted, where);
   const moe = resolveMoe(rest, worldSize, where);
   const layouts = checkInteger(kept ?? 0, 'layouts', where, 0, moe.mode === 'high-throughput' ? MOST_LAYOUTS : 0);
   const wait = { timeoutMs: moe.timeoutMs, ...(options.signal ? { signal: options.signal } : {}) };

@@ -39,16 +39,23 @@ const DEFAULT_CHUNK_BYTES = 256 * 1024;
 const DEFAULT_LANES = 512;
 
 /** Throws `EP_INVALID_ARGUMENT`. */
+export function checkStream(stream: unknown, where: string): CudaStream {
+  if (stream instanceof CudaStream) return stream;
+  throw invalid('stream', { where, expected: 'a stream of a CudaDevice', found: stream });
+}
+
+/** 0: as many as are right for the device. Throws `EP_INVALID_ARGUMENT`. */
+export const checkBlocks = (blocks: number | undefined, where: string): number =>
+  blocks === undefined ? 0 : checkInteger(blocks, 'blocks', where, 1, 65_535);
+
+/** Throws `EP_INVALID_ARGUMENT`. */
 export function resolveDeviceOptions(
   options: DeviceDispatcherOptions,
   worldSize: number,
   where: string,
 ): ResolvedDeviceOptions {
   checkObject(options, 'options', 'an object with stream and leaseBytes', where);
-  const { stream } = options;
-  if (!(stream instanceof CudaStream)) {
-    throw invalid('stream', { where, expected: 'a stream of a CudaDevice', found: stream });
-  }
+  const stream = checkStream(options.stream, where);
   const lanes = checkInteger(options.lanes ?? DEFAULT_LANES, 'lanes', where, 32, 1024);
   if (lanes % 32 !== 0) throw invalid('lanes', { where, expected: 'a multiple of 32', found: lanes });
   return {
@@ -60,7 +67,7 @@ export function resolveDeviceOptions(
       stagingBytes: 0,
     },
     chunkBytes: checkInteger(options.chunkBytes ?? DEFAULT_CHUNK_BYTES, 'chunkBytes', where, 1),
-    blocks: options.blocks === undefined ? 0 : checkInteger(options.blocks, 'blocks', where, 1, 65_535),
+    blocks: checkBlocks(options.blocks, where),
     lanes,
     timeoutMs: checkTimeout(options.timeoutMs ?? defaultTimeoutMs(), where),
   };
