@@ -171,6 +171,7 @@ set(EP_NAPI_SOURCES
   napi/bind_host.cpp
   napi/bind_gpu.cpp
   napi/bind_gpu_attention.cpp
+  napi/bind_gpu_compat.cpp
   napi/bind_gpu_experts.cpp
   napi/bind_gpu_dispatch.cpp
   napi/bind_gpu_group.cpp

@@ -2,6 +2,7 @@
 import type { Device } from '@ep/core';
 import type {
   AttentionProblem,
+  CompatPlan,
   DispatchPart,
   DispatchSum,
   NativeRankContext,
@@ -108,6 +109,17 @@ export interface NativeGpuCalls {
 
 export interface NativeGpuDispatch {
   readonly __brand?: 'GpuDispatch';
+}
+
+/** What per-token calls of a rank share: the memory that they send through, and their part of the device. */
+export interface NativeGpuCompat {
+  /** Blocks: at most, one for each row. */
+  shape(): { readonly blocks: number; readonly lanes: number; readonly resident: number };
+  release(): void;
+}
+
+export interface NativeGpuCompatDispatch {
+  readonly __brand?: 'GpuCompatDispatch';
 }
 
 /** What the process groups of a rank share on its device. Their calls go on one stream, where one runs at a time. */
@@ -361,6 +373,14 @@ export interface NativeGpuStream {
   ): OperationId;
   /** Releases a lease to all who send to it, once the stream comes here. */
   grant(calls: NativeGpuCalls, lease: number): void;
+  /** Throws what `compatDispatch` would, of the same arguments. Four for each tensor: source, srcOffset, target, dstOffset; rows are packed. Never while the stream is being captured. */
+  compatCheck(dispatch: NativeGpuCompatDispatch, ...tensors: readonly (NativeGpuOperand | number)[]): void;
+  /** All ranks have passed a barrier since the end of their last one. */
+  compatDispatch(
+    dispatch: NativeGpuCompatDispatch,
+    timeoutMs: number,
+    ...tensors: readonly (NativeGpuOperand | number)[]
+  ): OperationId;
   /**
    * Three arguments for the output, then for each member's send, then for each member's take: operand, byteOffset, byteLength; of nothing, three zeros. Its outcome
    * names ranks of the world. 0 while the stream is being captured.
@@ -464,6 +484,16 @@ export interface GpuBinding {
     heapBytes: number,
   ) => NativeNvshmemWorld;
   readonly GpuDispatch: new (description: GpuDispatchDescription) => NativeGpuDispatch;
+  readonly GpuCompat: new (description: {
+    /** That kernels of all ranks reach by loads and stores. */
+    readonly memory: NativeGpuSymmetricMemory;
+    /** 0: half of this rank's share of the device. */
+    readonly blocks: number;
+  }) => NativeGpuCompat;
+  /** Its lists are copied to the device. */
+  readonly GpuCompatDispatch: new (
+    description: CompatPlan & { readonly compat: NativeGpuCompat },
+  ) => NativeGpuCompatDispatch;
   /** One piece for each shard. */
   readonly GpuAttention: new (
     library: NativeGpuLibrary,

@@ -268,6 +268,8 @@ void bind_gpu(Napi::Env env, Napi::Object exports) {
   gpu_symmetric_wrap::define(env, exports);
   gpu_calls_wrap::define(env, exports);
   gpu_dispatch_wrap::define(env, exports);
+  gpu_compat_wrap::define(env, exports);
+  gpu_compat_dispatch_wrap::define(env, exports);
   gpu_group_arena_wrap::define(env, exports);
   gpu_group_wrap::define(env, exports);
   nccl_library_wrap::define(env, exports);

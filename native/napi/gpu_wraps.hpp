@@ -8,6 +8,8 @@
 #include "gpu/stream.hpp"
 #include "wraps.hpp"
 
+#include "ep/abi/compat.h"
+
 namespace ep::binding {
 
 struct gpu_library_wrap : Napi::ObjectWrap<gpu_library_wrap> {
@@ -89,6 +91,31 @@ struct gpu_dispatch_wrap : Napi::ObjectWrap<gpu_dispatch_wrap> {
   static constexpr const char* type_name = "GpuDispatch";
   static void define(Napi::Env env, Napi::Object exports);
   explicit gpu_dispatch_wrap(const Napi::CallbackInfo& info);
+  struct contents;
+  std::shared_ptr<const contents> native;
+};
+
+// What per-token calls of a rank share: the memory that they send through, and their part of the device.
+struct gpu_compat_wrap : Napi::ObjectWrap<gpu_compat_wrap> {
+  static constexpr napi_type_tag type_tag{0x6570677075636f6dull, 34};
+  static constexpr const char* type_name = "GpuCompat";
+  static void define(Napi::Env env, Napi::Object exports);
+  explicit gpu_compat_wrap(const Napi::CallbackInfo& info);
+  Napi::Value shape(const Napi::CallbackInfo& info);
+  void release(const Napi::CallbackInfo& info);
+  struct contents {
+    std::shared_ptr<gpu::symmetric_memory> memory;
+    std::shared_ptr<gpu::share> share;
+  };
+  std::shared_ptr<const contents> native; // null after release()
+};
+
+// A per-token dispatch with everything but its tensors.
+struct gpu_compat_dispatch_wrap : Napi::ObjectWrap<gpu_compat_dispatch_wrap> {
+  static constexpr napi_type_tag type_tag{0x6570677075636f64ull, 35};
+  static constexpr const char* type_name = "GpuCompatDispatch";
+  static void define(Napi::Env env, Napi::Object exports);
+  explicit gpu_compat_dispatch_wrap(const Napi::CallbackInfo& info);
   struct contents;
   std::shared_ptr<const contents> native;
 };
@@ -245,6 +272,9 @@ struct gpu_stream_wrap : Napi::ObjectWrap<gpu_stream_wrap> {
   Napi::Value follow(const Napi::CallbackInfo& info);
   Napi::Value dispatch(const Napi::CallbackInfo& info);
   void grant(const Napi::CallbackInfo& info);
+  void compat_check(const Napi::CallbackInfo& info);
+  Napi::Value compat_dispatch(const Napi::CallbackInfo& info);
+  ep_compat_args compat_call(const Napi::CallbackInfo& info, size_t at, std::vector<std::shared_ptr<const void>>& keep);
   Napi::Value group_call(const Napi::CallbackInfo& info);
   Napi::Value nccl_call(const Napi::CallbackInfo& info);
   Napi::Value attention_forward(const Napi::CallbackInfo& info);

@@ -29,6 +29,14 @@ export {
 export { bindDeviceAttention, type DeviceAttentionDispatch, type NamedDeviceLease } from './cuda/attention.js';
 export { CudaBuffer, readTensor, symmetricTensor, viewTensor, writeTensor } from './cuda/buffer.js';
 export {
+  type BoundDeviceCompat,
+  type DeviceCompatDispatcher,
+  type DeviceCompatOptions,
+  type DeviceCompatResult,
+  type DeviceCompatRunOptions,
+  openDeviceCompatDispatcher,
+} from './cuda/compat.js';
+export {
   CudaAttention,
   type CudaAttentionBackwardTensors,
   type CudaAttentionForwardTensors,
