@@ -3,6 +3,7 @@ import { fileURLToPath } from 'node:url';
 import { type AllocateOptions, memoryStore, type SymmetricMemory } from '@ep/core';
 import { nvshmem } from '@ep/nvshmem';
 import { expect, it } from 'vitest';
+import { openDeviceCompatDispatcher } from '../../src/cuda/compat.js';
 import { CudaDevice } from '../../src/cuda/device.js';
 import { openDeviceDispatcher } from '../../src/cuda/open-dispatcher.js';
 import { openDeviceMoeBuffer } from '../../src/cuda/open-moe-buffer.js';
@@ -20,6 +21,10 @@ const moe = { mode: 'low-latency', experts: 4, maxTokens: 2, topK: 2, hidden: 64
 
 it.each<readonly [string, (transport: DispatchTransport, stream: CudaStream) => Promise<unknown>]>([
   ['openDeviceDispatcher', (to, stream) => openDeviceDispatcher(to, { ...limits, stream, leaseBytes: 4096 })],
+  [
+    'openDeviceCompatDispatcher',
+    (to, stream) => openDeviceCompatDispatcher(to, { ...limits, stream, queryBytes: 4096 }),
+  ],
   ['openDeviceMoeBuffer', (to, stream) => openDeviceMoeBuffer(to, { ...limits, ...moe, stream })],
 ])(
   '%s: the others hear which rank cannot, and why, and nothing stays open',
