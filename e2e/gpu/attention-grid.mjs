@@ -27,7 +27,7 @@ const plans = {
 const bytesOf = (data) => Buffer.from(data.buffer, data.byteOffset, data.byteLength);
 
 /** Bits of any kind, or, where they are summed, numbers with all of a significand. */
-function draw(dtype, count, seed, summed) {
+export function draw(dtype, count, seed, summed) {
   const random = randomOf(seed);
   if (summed) {
     const numbers = Float32Array.from({ length: count }, () => random(2 ** 24) / 2 ** 23 - 1);
@@ -39,7 +39,7 @@ function draw(dtype, count, seed, summed) {
   return made;
 }
 
-async function same(found, expected, what) {
+export async function same(found, expected, what) {
   assert.equal(found.dtype, expected.dtype, what);
   assert.deepEqual(found.shape, expected.shape, what);
   const there = Buffer.from((await readTensor(found)).buffer);

@@ -222,6 +222,18 @@ export const cases = [
     processes,
   })),
   ...[
+    ...[1, 2, 4].map((ranks) => ({ ranks, mode: /** @type {const} */ ('threads'), processes: false })),
+    { ranks: 2, mode: /** @type {const} */ ('processes'), processes: true },
+  ].map(({ ranks, mode, processes }) => ({
+    name: `per-token dispatch gives the bytes of the one on the host, and refuses what that refuses, ${ranks} ranks as ${mode}`,
+    run: () => holds('compatGrid', ranks, { from: ranks, step: onGpu() ? 1 : 3 }, { mode }),
+    processes,
+  })),
+  {
+    name: 'per-token dispatch names the rank that does not come, and has no way back',
+    run: () => holds('compatAbsent', 3, { absent: 1 }),
+  },
+  ...[
     { ranks: 3, mode: /** @type {const} */ ('threads') },
     { ranks: 2, mode: /** @type {const} */ ('processes') },
   ].map(({ ranks, mode }) => ({

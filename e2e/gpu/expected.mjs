@@ -70,6 +70,19 @@ const expected = {
     assert.ok(cells > 0 && bytes > 0);
     return `${cells} plans, ${bytes} bytes`;
   },
+  compatGrid: (values) => {
+    const [{ compared, refused }] = values;
+    for (const one of values) assert.deepEqual([one.compared, one.refused], [compared, refused]);
+    const bytes = values.reduce((sum, one) => sum + one.bytes, 0);
+    // Of random plans some dispatches are nothing for it.
+    assert.ok(compared > 2 * refused && bytes > 0, `${compared} compared, ${refused} refused, ${bytes} bytes`);
+    return `${compared} calls, ${bytes} bytes, ${refused} dispatches refused`;
+  },
+  compatAbsent: (values, { absent }) =>
+    assert.deepEqual(
+      values,
+      [...values.keys()].map((rank) => (rank === absent ? [] : [['EP_TIMEOUT', [absent]], 'EP_POISONED'])),
+    ),
   collectiveOrder: (values, { rounds }) => same(values, rounds),
   // Each rank has one expert, and every token goes to two of three.
   unitedDeath: (values, { united }) => {

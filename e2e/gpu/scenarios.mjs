@@ -9,6 +9,7 @@ import { coreAttention } from './attention.mjs';
 import { attentionGridScenarios } from './attention-grid.mjs';
 import { collectiveGridScenarios } from './collective-grid.mjs';
 import { collectiveScenarios } from './collectives.mjs';
+import { compatScenarios } from './compat.mjs';
 import { expertGridScenarios } from './expert-grid.mjs';
 import { expertLayer } from './expert-layer.mjs';
 import {
@@ -315,6 +316,7 @@ export const scenarios = {
   ...collectiveScenarios,
   ...attentionGridScenarios,
   ...collectiveGridScenarios,
+  ...compatScenarios,
   ...expertGridScenarios,
   ...groupScenarios,
   ...graphScenarios,

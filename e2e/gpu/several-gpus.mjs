@@ -43,6 +43,12 @@ const rows = (ranks) => [
     data: { seeds: range(400, 403), dtype: 'f32', qRow: 16, kvRow: 8 },
     ranks: 2 * ranks,
   },
+  {
+    name: 'per-token dispatch gives the bytes of the one on the host, and refuses what that refuses',
+    scenario: 'compatGrid',
+    data: { from: 1, step: 4 },
+    sample: true,
+  },
   { name: 'a step captured as a graph is replayed with new values', scenario: 'graph' },
   { name: 'a rank that does not come is named, and calls go on after a resync', scenario: 'absent', sample: true },
   {

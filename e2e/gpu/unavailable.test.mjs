@@ -29,6 +29,7 @@ describe('cases, without a GPU', () => {
     ['NVSHMEM', 9],
     ['NCCL', 9],
     ['timed', 14],
+    ['per-token', 6],
     ['several GPUs', 50],
   ])('are all listed with the reason: "%s"', async (text, least) => {
     const { code, lines } = await main(text === '' ? [] : [text]);
