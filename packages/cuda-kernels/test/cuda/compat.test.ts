@@ -380,7 +380,6 @@ it('says how many blocks fit on the GPU at once', async () => {
     await first.close();
     const half = await open({ ...bytesFor(specs), blocks: undefined as never });
     expect(half.shape.blocks).toBe(16);
-    // No more blocks than rows.
     const one = planOf(1, [[1]]);
     const { call } = await half.bind({ call: [{ name: 'q', plan: one.fwdQ, dtype: 'f32', rowShape: [4] }] });
     const { tensors } = await call.run({ q: await place('f32', [1, 4], Float32Array.of(1, 2, 3, 4)) });
