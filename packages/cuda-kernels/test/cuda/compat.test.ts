@@ -1,131 +1,32 @@
 /** The per-token dispatch of device tensors, over the stand-in for GPUs, of which there are two: against the host's and the plan's oracle, and what it refuses. */
-import { fileURLToPath } from 'node:url';
-import {
-  type DeviceTensor,
-  type DType,
-  elementBytes,
-  elementCount,
-  memoryStore,
-  type Rank,
-  tensor,
-  viewStorage,
-} from '@ep/core';
-import { allocateHost, native, openGpus } from '@ep/native';
-import { nvshmem } from '@ep/nvshmem';
-import { planAttention, shardsOfDocuments } from '@ep/plan';
-import { movePlan, type RowStorage } from '@ep/plan/reference';
+import { type DeviceTensor, type DType, memoryStore, tensor } from '@ep/core';
+import { ibgda } from '@ep/ibgda';
+import { native, openGpus } from '@ep/native';
+import { movePlan } from '@ep/plan/reference';
 import { beforeAll, describe, expect, it, vi } from 'vitest';
 import { readTensor, symmetricTensor, writeTensor } from '../../src/cuda/buffer.js';
-import {
-  type DeviceCompatDispatcher,
-  type DeviceCompatOptions,
-  openDeviceCompatDispatcher,
-} from '../../src/cuda/compat.js';
+import { openDeviceCompatDispatcher } from '../../src/cuda/compat.js';
 import { CudaDevice } from '../../src/cuda/device.js';
-import { compatBytesFor, type DispatchTransport, openCompatDispatcher, type PartSpec } from '../../src/index.js';
+import { openCompatDispatcher, type PartSpec } from '../../src/index.js';
 import { type Call, odd, otherErrorOf } from '../odd.js';
+import {
+  built,
+  bytesFor,
+  bytesOf,
+  documents,
+  errorOf,
+  limits,
+  onRanks,
+  type Place,
+  planOf,
+  rowsOf,
+  specsOf,
+} from './compat-world.js';
 
 beforeAll(() => {
-  process.env.EP_CUDA_PATH = fileURLToPath(
-    new URL('../../../../native/build/Release/libep_cuda_host.so', import.meta.url),
-  );
+  process.env.EP_CUDA_PATH = built('libep_cuda_host.so');
   process.env.EP_CUDA_HOST_DEVICES = '2';
 });
-
-const limits = { timeoutMs: 20_000, signal: new AbortController().signal };
-
-/** Documents of shards with these lengths; shard i of document d is at home on rank d + i, and served by the rank of its number. */
-function planOf(worldSize: number, documents: readonly (readonly number[])[], sharing?: 'each-query') {
-  const lengths = documents.flat();
-  const offsets = [0];
-  for (const document of documents) offsets.push(offsets.at(-1)! + document.length);
-  const { shards } = shardsOfDocuments({
-    worldSize,
-    lengths: Int32Array.from(lengths),
-    homeRank: Int32Array.from(documents.flatMap((document, d) => document.map((_, i) => (d + i) % worldSize))),
-    documentOffsets: Int32Array.from(offsets),
-  });
-  const servers = Int32Array.from(lengths, (_, g) => g % worldSize);
-  return planAttention(shards, servers, { sharing: sharing ?? 'each-server' });
-}
-
-const documents = [
-  [3, 2, 2],
-  [4, 1],
-  [2, 5],
-  [6, 3, 1],
-];
-
-function specsOf(plan: ReturnType<typeof planOf>, dtype: DType, rowElements: number) {
-  const [query, keyValue] = [[2 * rowElements], [rowElements]];
-  return {
-    queries: [{ name: 'q', plan: plan.fwdQ, dtype, rowShape: query }],
-    forward: [
-      { name: 'q', plan: plan.fwdQ, dtype, rowShape: query },
-      { name: 'kv', plan: plan.fwdKv, dtype, rowShape: keyValue },
-    ],
-    output: [{ name: 'o', plan: plan.revQ, dtype, rowShape: query }],
-    gradient: [{ name: 'dKv', plan: plan.revKv, dtype, rowShape: keyValue }],
-  } satisfies Record<string, readonly PartSpec[]>;
-}
-
-/** Of all dispatches. */
-const bytesFor = (specs: Readonly<Record<string, readonly PartSpec[]>>) => ({
-  queryBytes: Math.max(...Object.values(specs).map((parts) => compatBytesFor(parts).queryBytes)),
-  keyValueBytes: Math.max(...Object.values(specs).map((parts) => compatBytesFor(parts).keyValueBytes)),
-});
-
-/** What every rank sends, so that the oracle needs no communication. 0 is a row that nobody has sent. */
-function rowsOf({ plan, dtype, rowShape }: PartSpec, salt: number) {
-  return Array.from(plan.sendTokens, (rows, rank) => {
-    const elements = rows * rowShape[0]!;
-    const data = viewStorage(dtype, allocateHost(8 * elements), 0, elements) as RowStorage;
-    for (let i = 0; i < elements; i++) data[i] = 1 + ((rank * 37 + i * 7 + salt) % 101);
-    return data;
-  });
-}
-
-interface Place {
-  readonly transport: DispatchTransport;
-  readonly device: CudaDevice;
-  readonly rank: Rank;
-  readonly open: (options: Omit<DeviceCompatOptions, 'stream'>) => Promise<DeviceCompatDispatcher>;
-  readonly stream: ReturnType<CudaDevice['stream']>;
-  readonly place: (dtype: DType, shape: readonly number[], data?: ArrayBufferView) => Promise<DeviceTensor>;
-}
-
-async function onRanks<T>(worldSize: number, body: (at: Place) => Promise<T>): Promise<readonly T[]> {
-  const store = memoryStore();
-  const run = async (rank: Rank): Promise<T> => {
-    await using transport = await nvshmem.cuda.open({ rank, worldSize, store: store.handle() }, limits);
-    await using device = new CudaDevice(0);
-    const stream = device.stream();
-    return await body({
-      ...{ transport, device, rank, stream },
-      open: (options) => openDeviceCompatDispatcher(transport, { blocks: 3, ...limits, ...options, stream }),
-      place: async (dtype, shape, data) => {
-        const made = device.allocate(elementCount(shape) * elementBytes(dtype)).tensor(dtype, shape);
-        if (data !== undefined) await writeTensor(data as Uint8Array, made);
-        return made;
-      },
-    });
-  };
-  const ended = await Promise.allSettled(Array.from({ length: worldSize }, (_, rank) => run(rank)));
-  for (const end of ended) if (end.status === 'rejected') throw end.reason;
-  return ended.map((end) => (end as PromiseFulfilledResult<T>).value);
-}
-
-/** `body` begins at once. */
-const errorOf = async (body: () => Promise<unknown>): Promise<unknown> => {
-  try {
-    await body();
-    return 'no error';
-  } catch (error) {
-    return error;
-  }
-};
-
-const bytesOf = (data: ArrayBufferView) => new Uint8Array(data.buffer, data.byteOffset, data.byteLength).slice();
 
 // First of all: what other tests leave is freed at any time.
 it('frees what it made for a call when told to, and the rest with the dispatcher', async () => {
@@ -365,6 +266,21 @@ it('refuses tensors that its kernel cannot use before the others count on the ca
     }
     await dispatcher.close();
     expect(await run(good)).toMatchObject({ code: 'EP_CLOSED' });
+  });
+});
+
+it('refuses memory that only a NIC reaches', async () => {
+  await using store = memoryStore();
+  const libraries = { cuda: built('libep_cuda_driver.so') };
+  await using transport = await ibgda.soft.open(
+    { rank: 0, worldSize: 1, store: store.handle() },
+    { ...limits, config: { device: 0, depth: 128, libraries } },
+  );
+  await using device = new CudaDevice(0);
+  const options = { stream: device.stream(), queryBytes: 4096, ...limits };
+  expect(await errorOf(() => openDeviceCompatDispatcher(transport, options))).toMatchObject({
+    code: 'EP_INVALID_ARGUMENT',
+    message: expect.stringMatching(/reach by loads and stores, found some behind a NIC/),
   });
 });
 
