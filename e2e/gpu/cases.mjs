@@ -14,6 +14,7 @@ import {
   range,
   someMessages,
 } from './expected.mjs';
+import { expertGraphCases } from './expert-graph-cases.mjs';
 import { runRanks, valuesOf } from './ranks.mjs';
 import { unitedCases, unitedMeasurements } from './united-cases.mjs';
 
@@ -367,6 +368,7 @@ export const cases = [
     name: 'experts: a closed buffer leaves its share of the GPU to the next',
     run: async () => assert.deepEqual(valuesOf(await runRanks('reopenedExperts', 1)), [5]),
   },
+  ...expertGraphCases,
   ...unitedCases,
   {
     name: 'a step captured as a graph is replayed with new values',

@@ -159,6 +159,19 @@ const expected = {
     }
     return `${values[0].replays} replays`;
   },
+  halvesGraph: (values, { kept, absent }) => {
+    for (const [rank, { codes, losses }] of values.entries()) {
+      const loses = absent !== undefined && rank !== absent;
+      assert.deepEqual(losses, loses ? [[absent, 'EP_TIMEOUT']] : []);
+      assert.deepEqual(codes, {
+        ...(loses ? { lost: 'EP_PEER_LOST' } : {}),
+        ...(kept && absent === undefined ? { released: 'EP_INVALID_ARGUMENT' } : {}),
+      });
+    }
+    const rows = values.reduce((sum, one) => sum + one.rows, 0);
+    assert.ok(rows > 0);
+    return `${rows} rows`;
+  },
   killedExperts: (values, { victim, late, lateMs }) => {
     const ranks = [...Array(values.length + 1).keys()].filter((rank) => rank !== victim);
     for (const [i, { ms, losses }] of values.entries()) {

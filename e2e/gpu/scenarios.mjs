@@ -10,6 +10,7 @@ import { attentionGridScenarios } from './attention-grid.mjs';
 import { collectiveGridScenarios } from './collective-grid.mjs';
 import { collectiveScenarios } from './collectives.mjs';
 import { compatScenarios } from './compat.mjs';
+import { expertGraphScenarios } from './expert-graphs.mjs';
 import { expertGridScenarios } from './expert-grid.mjs';
 import { expertLayer } from './expert-layer.mjs';
 import {
@@ -317,6 +318,7 @@ export const scenarios = {
   ...attentionGridScenarios,
   ...collectiveGridScenarios,
   ...compatScenarios,
+  ...expertGraphScenarios,
   ...expertGridScenarios,
   ...groupScenarios,
   ...graphScenarios,

@@ -41,7 +41,9 @@ export interface MoeCall {
   readonly epoch: number;
   readonly tokens: number;
   readonly timeoutMs: number;
-  /** On a GPU, of a call that becomes a part of a graph: i32 [tokens, topK] on the device, read at each replay. */
+  /** On a GPU: becomes a part of a graph. */
+  readonly captured?: boolean;
+  /** Of such a call, unless it is `EP_MOE_CACHED`: i32 [tokens, topK] on the device, read at each replay. */
   readonly choices?: NativeGpuOperand;
   readonly choicesOffset?: number;
 }

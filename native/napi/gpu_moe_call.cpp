@@ -16,12 +16,12 @@ void point_at_candidates(gpu_half& job, const gpu_moe_contents& own, uint64_t ta
 }
 
 // Where kernels find what `routing` holds for the host.
-void onto_device(ep_moe_call& call, const moe_routing_wrap::contents& routing, bool captured) {
+void onto_device(ep_moe_call& call, const moe_routing_wrap::contents& routing, bool finds_choices) {
   const uint64_t shift = routing.mirror->address() - address_of(routing.data); // modulo 2^64
   ep_moe_routing& r = call.routing;
   for (uint64_t* one : {&r.topk, &r.choice_replica, &r.choice_slot, &r.send_words, &r.send_headers, &r.send_first, &r.recv_count, &r.block_start, &r.layout_range, &r.src_token,
                         &r.src_choice, &r.send_start, &call.ranks, &call.wait_ns}) {
-    if (one != &r.topk || !captured) *one += shift;
+    if (one != &r.topk || !finds_choices) *one += shift;
   }
   call.status = routing.mirrored_status();
 }
@@ -69,7 +69,7 @@ void begin_call(gpu_half& job, ep_moe_call& call, const gpu_moe_buffer_wrap& wra
   job.own_data = job.memory->data(own.rank);
   job.find = [&stream](Napi::Value value, const char* what) { return gpu_operand_of(value, what, stream, true); };
   read_call(job, call, description);
-  if (capturing && !job.captured) throw_invalid(env, "the stream is being captured: captureDispatch() and captureCombine() put whole calls into a graph, and nothing else does");
+  if (capturing && !job.captured) throw_invalid(env, "the stream is being captured: captureDispatch(), captureCombine() and their halves put calls into a graph, and nothing else does");
   if (!capturing && job.captured) throw_invalid(env, "the stream is not being captured");
   if (job.report != job.routing) throw_invalid(env, "a call on a GPU is reported where its routing is");
   const auto* ranks = reinterpret_cast<const uint64_t*>(job.report->ranks);
@@ -79,7 +79,7 @@ void begin_call(gpu_half& job, ep_moe_call& call, const gpu_moe_buffer_wrap& wra
   if (!capturing) job.keep.push_back(gpu::kernels_wait()); // a captured call waits when it is replayed
   auto slot = stream.slot();
   job.slot = value_or_throw(env, slot);
-  onto_device(call, *job.routing, job.captured);
+  onto_device(call, *job.routing, job.finds_choices);
 }
 
 void read_gpu_dispatch(gpu_half& job, ep_moe_dispatch_args& args, const gpu_moe_buffer_wrap& wrap, const gpu_stream_wrap& on, const Napi::Object& description) {

@@ -41,8 +41,10 @@ void read_call(moe_job& job, ep_moe_call& call, const Napi::Object& description)
     throw_invalid(env, std::to_string(tokens) + " tokens, the buffer takes at most " + std::to_string(job.buffer.max_tokens));
   }
   call.routing.tokens = static_cast<uint32_t>(tokens);
-  job.captured = !description.Get("choices").IsUndefined();
-  if (job.captured) {
+  job.captured = description.Get("captured").ToBoolean();
+  job.finds_choices = !description.Get("choices").IsUndefined();
+  if (job.finds_choices) {
+    if (!job.captured) throw_invalid(env, "choices on a device are those of a call that is captured");
     const uint64_t row_bytes = uint64_t{job.buffer.top_k} * sizeof(int32_t);
     call.routing.topk = rows_of(job, description, "choices", tokens, row_bytes, row_bytes);
   }
@@ -92,7 +94,8 @@ void read_dispatch(moe_job& job, ep_moe_dispatch_args& args, uint32_t& halves, c
   args.call.flags = static_cast<uint32_t>(arg_size(from.Get("flags"), "flags"));
   args.dtype = dtype_of(from);
   const ep_moe_buffer& b = job.buffer;
-  // Kernels take what is no expert for none, and look at whether rows fit.
+  if (job.captured && !job.finds_choices && (args.call.flags & EP_MOE_CACHED) == 0) throw_invalid(env, "a call that is captured needs choices on its device, or a kept layout");
+  // Of those kernels take what is no expert for none, and look at whether rows fit.
   if ((halves & send_half) != 0 && (args.call.flags & EP_MOE_CACHED) == 0 && !job.captured) check_choices(job, env, args.call.routing.tokens);
   const bool cast = args.dtype != b.payload;
   if (cast && b.payload < EP_MOE_F8_F32) throw_invalid(env, "rows of another type than the payload are cast to e4m3 only");

@@ -20,11 +20,12 @@ struct moe_job {
   std::vector<std::shared_ptr<const void>> keep;
   ep_moe_buffer buffer{}; // its candidates are the caller's to fill in
   double timeout_ms = -1;
-  // A part of a graph: its choices lie where kernels read them, and nobody here knows how many rows each replay will bring.
+  // A part of a graph: nobody here knows how many rows each replay will bring.
   bool captured = false;
+  bool finds_choices = false; // they lie where kernels read them, which is the caller's, not with the routing
 };
 
-// {routing, report, slot, epoch, timeoutMs, tokens, choices?, choicesOffset}: `captured` where there are choices
+// {routing, report, slot, epoch, timeoutMs, tokens, captured?, choices?, choicesOffset}
 void read_call(moe_job& job, ep_moe_call& call, const Napi::Object& description);
 // Of a job whose call was read: {halves, flags, dtype, x, xOffset, xStride, out, outOffset, scales?, scalesOffset, totals, totalsOffset}
 void read_dispatch(moe_job& job, ep_moe_dispatch_args& args, uint32_t& halves, const Napi::Object& from);

@@ -44,12 +44,17 @@ export {
 } from './cuda/core-attention.js';
 export { CudaDevice, cudaDevices } from './cuda/device.js';
 export type { BoundDeviceDispatch, DeviceDispatcher, DeviceLease } from './cuda/dispatcher.js';
-export { type CudaExpertRows, CudaExperts, type CudaExpertWeights } from './cuda/experts.js';
+export {
+  type CudaExpertRows,
+  CudaExperts,
+  type CudaExpertWeights,
+} from './cuda/experts.js';
 export { CudaIpcBuffer } from './cuda/ipc.js';
 export { DeviceMoeBuffer } from './cuda/moe-buffer.js';
 export type {
   DeviceMoeCaptureCombineOptions,
   DeviceMoeCaptured,
+  DeviceMoeCaptureHook,
   DeviceMoeCaptureOptions,
   DeviceMoeCombined,
   DeviceMoeCombineOptions,

@@ -2,6 +2,8 @@
 import type { Work } from '@ep/core';
 import type { NativeGpuMoeBuffer, OperationId } from '@ep/native';
 import type { MoeCallOptions } from '../moe/options.js';
+import type { DeviceMoeCaptureOptions } from './moe-received.js';
+import type { CapturedCall } from './moe-replays.js';
 import type { CudaStream } from './stream.js';
 
 export const SEND = 1;
@@ -25,8 +27,13 @@ export interface BegunMoeCall<Half, Value> {
 
 /** The same of a call that becomes a part of a graph. */
 export interface BegunMoeCapture<Half, Value> {
-  readonly half: Half;
-  readonly launched: () => Value;
+  readonly captured: CapturedCall;
+  /** As of `BegunMoeCall`; `where` is what errors say, unless it is that of the begin. */
+  readonly half: (halves: number, limits: DeviceMoeCaptureOptions, where?: string) => Half;
+  /** The addon has taken the first half, or both. */
+  readonly begun: () => void;
+  /** And the second. */
+  readonly ended: () => Value;
 }
 
 export function launchBegun<Half>(

@@ -1,8 +1,7 @@
 /** Tokens to their experts and results back between ranks that share a GPU, or GPUs that reach each other's memory: `MoeBuffer` of tensors on the device. */
-import { type DeviceTensor, type DType, EpError, invalid, type Rank, Resource, type Work } from '@ep/core';
+import { type DeviceTensor, EpError, invalid, type Rank, Resource, type Work } from '@ep/core';
 import {
   EP_MOE_CACHED,
-  EP_MOE_RENORMALISE,
   type MoeCall,
   type MoeCombineHalf,
   type MoeDispatchHalf,
@@ -17,11 +16,10 @@ import { COMBINE_TIMEOUTS, callTimeout } from '../moe/call-time.js';
 import { dtypeCode } from '../moe/codes.js';
 import { checkLayout, Losses, lostOf, type MoeLoss, reportActive } from '../moe/losses.js';
 import type { MoeCallOptions, ResolvedMoe } from '../moe/options.js';
-import { type CallStage, HeldCall, type MoeHandle, type MoeHook } from '../moe/received.js';
+import { HeldCall, type MoeHandle, type MoeHook } from '../moe/received.js';
 import { CudaBuffer } from './buffer.js';
 import {
   type BegunMoeCall,
-  type BegunMoeCapture,
   BOTH_HALVES,
   type CombineHalf,
   type DispatchHalf,
@@ -29,11 +27,14 @@ import {
   RECEIVE,
   SEND,
 } from './moe-begun.js';
+import { MoeCaptures } from './moe-captures.js';
 import { DeviceLaunches } from './moe-launches.js';
 import { KeptLayouts } from './moe-layouts.js';
+import { MoeOperands } from './moe-operands.js';
 import type {
   DeviceMoeCaptureCombineOptions,
   DeviceMoeCaptured,
+  DeviceMoeCaptureHook,
   DeviceMoeCaptureOptions,
   DeviceMoeCombined,
   DeviceMoeCombineOptions,
@@ -42,8 +43,8 @@ import type {
   DeviceMoeReceived,
 } from './moe-received.js';
 import { MoeReplays } from './moe-replays.js';
-import { DeviceMoeSlot, type Pinned, pinnedMemory } from './moe-slot.js';
-import { deviceSource, packedSource } from './operand.js';
+import { type Pinned, pinnedMemory } from './moe-slot.js';
+import { DeviceMoeSlots } from './moe-slots.js';
 import type { CudaStream } from './stream.js';
 
 interface DeviceMoeInit {
@@ -71,14 +72,15 @@ export class DeviceMoeBuffer extends Resource {
   readonly #init: DeviceMoeInit;
   readonly #launches: DeviceLaunches;
   readonly #layouts: KeptLayouts;
-  readonly #slots: readonly DeviceMoeSlot[];
+  readonly #operands: MoeOperands;
+  readonly #slots: DeviceMoeSlots;
   /** Where kernels add, and where the host looks. */
   readonly #totals: CudaBuffer;
   readonly #totalsSeen: Pinned;
   readonly #replays: MoeReplays;
   readonly #losses: Losses;
+  readonly #captures: MoeCaptures;
   #chosenBy = '';
-  #calls = 0;
 
   constructor(init: DeviceMoeInit) {
     super('MoE buffer of a GPU');
@@ -95,14 +97,21 @@ export class DeviceMoeBuffer extends Resource {
       hold: (operation) => this.hold(operation),
       closing: () => this.closing,
     });
-    this.#layouts = new KeptLayouts(init.native, init.layouts);
-    this.#slots = Array.from({ length: moe.calls }, (_, i) => new DeviceMoeSlot(i, init));
+    this.#operands = new MoeOperands(moe, memory.device);
+    this.#layouts = new KeptLayouts(init.native, memory, init.layouts);
+    this.#slots = new DeviceMoeSlots(init);
     const totalBytes = Math.max(64, this.localExperts * BigUint64Array.BYTES_PER_ELEMENT);
     this.#replays = new MoeReplays(this.#launches, this.#losses, this.#slots);
     this.#totalsSeen = pinnedMemory(memory, totalBytes);
     const device = Object.freeze({ kind: 'cuda' as const, index: memory.device });
     const totals = new (native().binding.GpuMemory)(memory.library, memory.device, totalBytes);
     this.#totals = new CudaBuffer({ memory: totals, byteLength: totalBytes, device, copier: memory.copier });
+    this.#captures = new MoeCaptures({
+      ...{ moe, native: init.native, stream: init.stream, launches: this.#launches, layouts: this.#layouts },
+      ...{ losses: this.#losses, operands: this.#operands, replays: this.#replays, slots: this.#slots },
+      totals: { totals: this.#totals.operand, totalsOffset: 0, totalsSeen: this.#totalsSeen.operand },
+      choose: (active) => this.#choose(active),
+    });
     // So that calls may be captured before any was made.
     this.#choose(this.activeRanks);
     init.native.placeCandidates();
@@ -131,7 +140,7 @@ export class DeviceMoeBuffer extends Resource {
 
   /** Rows that a receive tensor has room for. */
   get receiveRows(): number {
-    return this.#slots[0]!.room;
+    return this.#slots.all[0]!.room;
   }
 
   /** A mask of who takes part in the next call. */
@@ -200,142 +209,58 @@ export class DeviceMoeBuffer extends Resource {
 
   /**
    * `dispatch` as a part of the graph that the stream is being captured into: each replay sends what `x` and `choices`, i32 [tokens, topK] on the device, hold then, and counts as a call on the
-   * device. Both stay unchanged until the call's combine has run. Choices that are no expert count as none; a token that names one twice sends it two rows. `activeRanks`, kept layouts and halves have no
-   * place in a graph. A rank that a replay gives up stays left out of later ones, and `launch` refuses to begin one (`EP_PEER_LOST`) once the loss is known: capture anew.
+   * device. Both stay unchanged until the call's combine has run. Choices that are no expert count as none; a token that names one twice sends it two rows. Or by the layout of an earlier dispatch that was
+   * not captured, which all ranks then give: the graph is of no use once that was released, and the layout of use to one call at a time. `activeRanks` has no place in a graph. A rank that a replay gives up
+   * stays left out of later ones, and `launch` refuses to begin one (`EP_PEER_LOST`) once the loss is known: capture anew.
    */
-  captureDispatch(x: DeviceTensor, choices: DeviceTensor, options: DeviceMoeCaptureOptions = {}): DeviceMoeCaptured {
-    const { half, launched } = this.beginCaptureDispatch(x, choices, options, 'captureDispatch');
-    this.#init.native.dispatch(this.#init.stream.nativeStream('captureDispatch'), half);
-    return launched();
+  captureDispatch(
+    x: DeviceTensor,
+    choices: DeviceTensor | DeviceMoeLayout,
+    options: DeviceMoeCaptureOptions = {},
+  ): DeviceMoeCaptured {
+    return this.#captures.dispatch(x, choices, options);
   }
 
-  /** @internal */
-  beginCaptureDispatch(
+  /**
+   * The first half of `captureDispatch` alone, as `dispatchSend`: `receive()` of what it returns captures the second, in the same graph, and what the stream is given in between runs while rows travel. A
+   * graph without the second half is of no use (`EP_INVALID_ARGUMENT` of its `launch`).
+   */
+  captureDispatchSend(
     x: DeviceTensor,
-    choices: DeviceTensor,
-    options: DeviceMoeCaptureOptions,
-    where: string,
-  ): BegunMoeCapture<DispatchHalf, DeviceMoeCaptured> {
-    const { moe, stream } = this.#init;
-    this.#launches.checkUsable(where);
-    if (!stream.capturing) {
-      throw new EpError('EP_INVALID_ARGUMENT', `${where}: the stream is not being captured; dispatch() runs a call`);
-    }
-    const slot = this.#freeSlot(where);
-    const tokens = x?.shape?.[0];
-    if (typeof tokens !== 'number' || tokens > moe.maxTokens) {
-      throw invalid('x', { where, expected: `[at most ${moe.maxTokens} tokens, ${moe.hidden}]`, found: x?.shape });
-    }
-    const from = this.#rows(`${where}, x`, x, tokens);
-    const chosen = this.#packed(`${where}, choices`, choices, 'i32', tokens, moe.topK);
-    const { routing } = slot;
-    const active = this.#losses.active(undefined, where);
-    this.#choose(active);
-    reportActive(routing.ranks, active);
-    const epoch = Math.floor(this.#calls / moe.calls) + 1;
-    const call = new HeldCall({
-      slot: slot.index,
-      epoch,
-      tokens,
-      routing,
-      release: (held) => this.#replays.forget(held),
-    });
-    call.rows = slot.room;
-    slot.choices = chosen;
-    const timeoutMs = callTimeout(moe, options, where);
-    const half: DispatchHalf = {
-      ...this.#captured(call, slot),
-      ...{ halves: BOTH_HALVES, timeoutMs, flags: 0, dtype: dtypeCode(moe.dtype) },
-      ...{ x: from.operand, xOffset: from.byteOffset, xStride: from.strideBytes },
-      ...(slot.out && { out: slot.out.operand, outOffset: 0 }),
-      ...(slot.scales && { scales: slot.scales.operand, scalesOffset: 0 }),
-      ...{ totals: this.#totals.operand, totalsOffset: 0, totalsSeen: this.#totalsSeen.operand },
-    };
-    return {
-      half,
-      launched: () => {
-        slot.held = call;
-        call.stage = 'captured';
-        this.#calls++;
-        const uncounted = (): void => void this.#calls--;
-        stream.join(this.#replays.member(call, slot, active, uncounted));
-        const combineBuffer = slot.results(slot.room);
-        const said = { ...(combineBuffer && { combineBuffer }), ...slot.captured(), handle: call };
-        return { ...slot.tensors(slot.room), ...said };
-      },
-    };
+    choices: DeviceTensor | DeviceMoeLayout,
+    options: DeviceMoeCaptureOptions = {},
+  ): DeviceMoeCaptureHook<DeviceMoeCaptured> {
+    return this.#captures.dispatchSend(x, choices, options);
   }
 
   /** `combine` of what `captureDispatch` of the same graph has received: `y` has room for as many rows as `x` there. Weights lie on the device. */
   captureCombine(y: DeviceTensor, handle: MoeHandle, options: DeviceMoeCaptureCombineOptions): void {
-    const { half, launched } = this.beginCaptureCombine(y, handle, options, 'captureCombine');
-    this.#init.native.combine(this.#init.stream.nativeStream('captureCombine'), half);
-    launched();
+    this.#captures.combine(y, handle, options);
   }
 
-  /** @internal */
-  beginCaptureCombine(
+  /** The first half of `captureCombine` alone, as `captureDispatchSend`. `out` is written by the second. */
+  captureCombineSend(
     y: DeviceTensor,
     handle: MoeHandle,
     options: DeviceMoeCaptureCombineOptions,
-    where: string,
-  ): BegunMoeCapture<CombineHalf, void> {
-    const { moe, stream } = this.#init;
-    this.#launches.checkUsable(where);
-    const { call, slot } = this.#callOf(handle, where, 'captured');
-    if (!stream.capturing) {
-      throw new EpError('EP_INVALID_ARGUMENT', `${where}: the stream is not being captured any more`);
-    }
-    const { tokens, rows } = call;
-    const from = this.#results(`${where}, y`, y, rows);
-    const row = (tensor: DeviceTensor | undefined, name: string) =>
-      this.#packed(`${where}, ${name}`, tensor, moe.dtype, tokens, moe.hidden);
-    const out = row(options?.out, 'out');
-    const bias = options.bias ?? [];
-    if (bias.length > 2) throw invalid('bias', { where, expected: 'at most two tensors', found: bias.length });
-    const [first, second] = bias.map((one, i) => row(one, `bias ${i}`));
-    const weights = options.weights && this.#packed(`${where}, weights`, options.weights, 'f32', tokens, moe.topK);
-    const half: CombineHalf = {
-      ...this.#captured(call, slot),
-      ...{ halves: BOTH_HALVES, timeoutMs: callTimeout(moe, options, where, COMBINE_TIMEOUTS) },
-      ...{ flags: options.renormalise === true ? EP_MOE_RENORMALISE : 0, dtype: dtypeCode(moe.dtype) },
-      ...{ y: from.operand, yOffset: from.byteOffset, yStride: from.strideBytes, yRows: rows },
-      ...{ out: out.operand, outOffset: out.byteOffset },
-      ...(weights && { weights: weights.operand, weightsOffset: weights.byteOffset }),
-      ...(first && { bias0: first.operand, bias0Offset: first.byteOffset }),
-      ...(second && { bias1: second.operand, bias1Offset: second.byteOffset }),
-    };
-    return {
-      half,
-      launched: () => {
-        call.stage = 'released';
-        slot.held = undefined;
-      },
-    };
+  ): DeviceMoeCaptureHook<void> {
+    return this.#captures.combineSend(y, handle, options);
+  }
+
+  /** For calls of several buffers. @internal */
+  get captures(): MoeCaptures {
+    return this.#captures;
   }
 
   protected override async release(): Promise<void> {
     await this.#launches.cancel();
     this.#init.native.close();
-    for (const slot of this.#slots) await slot.close();
+    await this.#slots.close();
+    await this.#layouts.close();
     await this.#totals.close();
     await this.#init.memory.close();
     await this.#init.closeControl();
     this.#launches.check();
-  }
-
-  /** The slot that is due. */
-  #freeSlot(where: string): DeviceMoeSlot {
-    const { moe } = this.#init;
-    const index = this.#calls % moe.calls;
-    const slot = this.#slots[index]!;
-    this.#replays.checkNone(where);
-    if (slot.held === undefined) return slot;
-    throw new EpError(
-      'EP_BUSY',
-      `${where}: call slot ${index} of ${moe.calls} is still taken: combine or release an earlier call, or open with more calls (at most 4)`,
-      { context: { slot: index, calls: moe.calls } },
-    );
   }
 
   #launchDispatch(begun: BegunMoeCall<DispatchHalf, unknown>, halves: number, limits: MoeCallOptions): OperationId {
@@ -358,13 +283,10 @@ export class DeviceMoeBuffer extends Resource {
     const { moe } = this.#init;
     this.#launches.checkUsable(where);
     options.signal?.throwIfAborted();
-    const slot = this.#freeSlot(where);
+    this.#replays.checkNone(where);
+    const slot = this.#slots.due(where);
     const { index } = slot;
-    const tokens = x?.shape?.[0];
-    if (typeof tokens !== 'number' || tokens > moe.maxTokens) {
-      throw invalid('x', { where, expected: `[at most ${moe.maxTokens} tokens, ${moe.hidden}]`, found: x?.shape });
-    }
-    const from = this.#rows(`${where}, x`, x, tokens);
+    const { from, tokens } = this.#operands.tokens(where, x);
     const given = choices instanceof Int32Array ? choices : undefined;
     if (given !== undefined && given.length !== tokens * moe.topK) {
       const expected = `an Int32Array of ${tokens * moe.topK} (${tokens} tokens * ${moe.topK})`;
@@ -387,7 +309,7 @@ export class DeviceMoeBuffer extends Resource {
     reportActive(routing.ranks, active);
     routing.waitNs.fill(0n);
     if (given !== undefined) routing.topk.set(given);
-    const epoch = Math.floor(this.#calls / moe.calls) + 1;
+    const { epoch } = this.#slots;
     const call = new HeldCall({ slot: index, epoch, tokens, routing, release: (held) => this.#release(held) });
     const ended = (): void => {
       call.stage = 'released';
@@ -435,9 +357,8 @@ export class DeviceMoeBuffer extends Resource {
       launched: () => {
         if (slot.held === call) return;
         // Only now does the call count: everything that can be refused has been.
-        slot.held = call;
+        this.#slots.take(slot, call);
         layout?.hold();
-        this.#calls++;
       },
       dropped: () => {
         if (given !== undefined && slot.held !== call) layout?.release();
@@ -457,15 +378,9 @@ export class DeviceMoeBuffer extends Resource {
     const { moe } = this.#init;
     this.#launches.checkUsable(where);
     options?.signal?.throwIfAborted();
-    const { call, slot } = this.#callOf(handle, where);
-    const { tokens, rows, routing } = call;
-    const from = this.#results(`${where}, y`, y, rows);
-    const packed = (tensor: DeviceTensor | undefined, name: string) =>
-      this.#packed(`${where}, ${name}`, tensor, moe.dtype, tokens, moe.hidden);
-    const out = packed(options?.out, 'out');
-    const bias = options.bias ?? [];
-    if (bias.length > 2) throw invalid('bias', { where, expected: 'at most two tensors', found: bias.length });
-    const [first, second] = bias.map((one, i) => packed(one, `bias ${i}`));
+    const { call, slot } = this.#slots.callOf(handle, where);
+    const { tokens, routing } = call;
+    const given = this.#operands.combine(where, call, y, options);
     const { weights } = options;
     if (weights !== undefined && !(weights instanceof Float32Array && weights.length === tokens * moe.topK)) {
       const expected = `a Float32Array of ${tokens * moe.topK} (${tokens} tokens * ${moe.topK})`;
@@ -477,13 +392,8 @@ export class DeviceMoeBuffer extends Resource {
     this.#losses.mask(routing.ranks);
     const half: Omit<MoeCombineHalf<NativeGpuOperand>, 'halves' | 'timeoutMs'> = {
       ...this.#call(call),
-      flags: options.renormalise === true ? EP_MOE_RENORMALISE : 0,
-      dtype: dtypeCode(moe.dtype),
-      ...{ y: from.operand, yOffset: from.byteOffset, yStride: from.strideBytes, yRows: rows },
-      ...{ out: out.operand, outOffset: out.byteOffset },
+      ...given,
       ...(weights && { weights: slot.weights.operand, weightsOffset: 0 }),
-      ...(first && { bias0: first.operand, bias0Offset: first.byteOffset }),
-      ...(second && { bias1: second.operand, bias1Offset: second.byteOffset }),
     };
     const combined = (): DeviceMoeCombined => {
       slot.ended();
@@ -503,7 +413,7 @@ export class DeviceMoeBuffer extends Resource {
     const where = 'release';
     this.#launches.checkUsable(where);
     const { moe, native, stream } = this.#init;
-    const { slot } = this.#callOf(call, where);
+    const { slot } = this.#slots.callOf(call, where);
     if (moe.mode === 'low-latency') {
       // Its dispatch has given the slot back to the senders already: rows were packed out of it.
       slot.ended();
@@ -516,44 +426,8 @@ export class DeviceMoeBuffer extends Resource {
     return this.#launches.follow(where, operation, {}, slot.ended);
   }
 
-  #captured(call: HeldCall, { choices }: DeviceMoeSlot) {
-    return { ...this.#call(call), choices: choices!.operand, choicesOffset: choices!.byteOffset };
-  }
-
-  /** Rows without gaps. */
-  #packed(where: string, tensor: DeviceTensor | undefined, dtype: DType, rows: number, elements: number) {
-    return packedSource(tensor, { where, dtype, rows, rowShape: [elements], device: this.#init.memory.device });
-  }
-
   #call({ routing: { native: routing }, slot, epoch, tokens }: HeldCall): Omit<MoeCall, 'timeoutMs'> {
     return { routing, report: routing, slot, epoch, tokens };
-  }
-
-  #rows(where: string, tensor: DeviceTensor | undefined, rows: number) {
-    const { moe, memory } = this.#init;
-    return deviceSource(tensor, { where, dtype: moe.dtype, rows, rowShape: [moe.hidden], device: memory.device });
-  }
-
-  /** Rows of the receive tensor, in the low-latency form also by expert. */
-  #results(where: string, y: DeviceTensor, rows: number) {
-    const { moe, memory } = this.#init;
-    const { mode, hidden, dtype, worldSize, maxTokens } = moe;
-    const spec = { where, dtype, rows, rowShape: [hidden], device: memory.device };
-    return deviceSource(y, mode === 'low-latency' ? { ...spec, blockRows: worldSize * maxTokens } : spec);
-  }
-
-  #callOf(
-    handle: MoeHandle,
-    where: string,
-    stage: CallStage = 'received',
-  ): { readonly call: HeldCall; readonly slot: DeviceMoeSlot } {
-    const slot = this.#slots.find(({ held }) => held !== undefined && held === handle);
-    if (slot !== undefined && handle instanceof HeldCall) {
-      handle.expect(stage, where);
-      return { call: handle, slot };
-    }
-    const expected = 'that of a call of this buffer which was not combined yet';
-    throw invalid('handle', { where, expected, found: handle });
   }
 
   #checkOpen(where: string): void {

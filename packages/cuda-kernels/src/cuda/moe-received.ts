@@ -64,7 +64,7 @@ export interface DeviceMoeCombined {
 }
 
 export interface DeviceMoeCaptureOptions {
-  /** How long the call waits for ranks in each replay before it goes on without them, in milliseconds, as in `MoeCallOptions`. */
+  /** How long the call, or this half of it, waits for ranks in each replay before it goes on without them, in milliseconds, as in `MoeCallOptions`. */
   readonly timeoutMs?: number;
 }
 
@@ -74,6 +74,11 @@ export interface DeviceMoeCaptureCombineOptions extends DeviceMoeCaptureOptions 
   readonly weights?: DeviceTensor;
   readonly bias?: readonly DeviceTensor[];
   readonly renormalise?: boolean;
+}
+
+/** A call of which the first half was captured: `receive`, once and in the same capture, captures the second. In between the stream may be given anything else. */
+export interface DeviceMoeCaptureHook<T> {
+  receive(options?: DeviceMoeCaptureOptions): T;
 }
 
 /** As `DeviceMoeReceived`, of tensors that each replay writes anew, counts and numbers of tokens among them. */

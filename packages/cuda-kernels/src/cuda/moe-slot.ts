@@ -6,11 +6,10 @@ import { localExperts, scaledChannels } from '@ep/plan/moe';
 import type { ResolvedMoe } from '../moe/options.js';
 import { moeParts } from '../moe/place.js';
 import type { HeldCall } from '../moe/received.js';
-import { RoutingArrays } from '../moe/routing.js';
 import { codesOf } from '../moe/slot.js';
 import { CudaBuffer, deviceTensor, pinnedBytes } from './buffer.js';
 import type { DeviceMoeCaptured } from './moe-received.js';
-import type { DeviceSource } from './operand.js';
+import { DeviceRouting } from './moe-routing.js';
 
 export interface DeviceMoePlace {
   readonly rank: Rank;
@@ -34,18 +33,15 @@ export function pinnedMemory({ library, device }: DeviceMemory, byteLength: numb
 export class DeviceMoeSlot {
   readonly index: number;
   held: HeldCall | undefined;
-  /** Of a call in a graph: its choices. */
-  choices: DeviceSource | undefined;
   /** Of the call that is held, or was last: it is over. */
   ended: () => void = () => {};
-  readonly routing: RoutingArrays;
+  readonly routing: DeviceRouting;
   readonly weights: Pinned;
   /** Rows that a receive tensor has room for. */
   readonly room: number;
   readonly out: CudaBuffer | undefined;
   readonly scales: CudaBuffer | undefined;
   readonly #init: DeviceMoePlace;
-  readonly #mirror: CudaBuffer;
   readonly #locals: number;
   readonly #device: Device;
 
@@ -58,15 +54,7 @@ export class DeviceMoeSlot {
     this.#locals = localExperts(moe.map, rank);
     this.#device = Object.freeze({ kind: 'cuda', index: memory.device });
     this.room = mode === 'low-latency' ? this.#locals * worldSize * maxTokens : moe.recvRows;
-    this.routing = new RoutingArrays(init.native);
-    const mirror = this.routing.native.mirror();
-    const mirrored = this.routing.native.window().byteLength;
-    this.#mirror = new CudaBuffer({
-      memory: mirror,
-      byteLength: mirrored,
-      device: this.#device,
-      copier: memory.copier,
-    });
+    this.routing = new DeviceRouting(init.native, memory);
     this.weights = pinnedMemory(memory, maxTokens * topK * Float32Array.BYTES_PER_ELEMENT);
     const allocate = (dtype: DType, elements: number): CudaBuffer => {
       const byteLength = Math.max(64, elements * elementBytes(dtype));
@@ -93,7 +81,7 @@ export class DeviceMoeSlot {
   }
 
   /** Rows of the receive tensor, padding included: what a dispatch has written behind the blocks. */
-  rowsOf(routing: RoutingArrays): number {
+  rowsOf(routing: DeviceRouting): number {
     return this.#init.moe.mode === 'low-latency' ? this.room : routing.blockStart[this.#locals]!;
   }
 
@@ -106,24 +94,22 @@ export class DeviceMoeSlot {
   }
 
   /** What a captured dispatch leaves on the device, besides the rows. */
-  captured(): Pick<DeviceMoeCaptured, 'counts' | 'blockStart' | 'layoutRange' | 'sourceToken' | 'sourceChoice'> {
-    const layout = this.routing.native.layout();
-    const { worldSize } = this.#init.moe;
-    const at = (dtype: DType, index: number, shape: readonly number[]): DeviceTensor =>
-      this.#mirror.tensor(dtype, shape, layout[2 * index]!);
+  captured(
+    routing: DeviceRouting,
+  ): Pick<DeviceMoeCaptured, 'counts' | 'blockStart' | 'layoutRange' | 'sourceToken' | 'sourceChoice'> {
     return {
-      counts: at('i32', 6, [this.#locals]),
-      blockStart: at('i32', 7, [this.#locals + 1]),
-      layoutRange: at('i64', 8, [this.#locals, worldSize]),
-      sourceToken: at('i32', 9, [this.room]),
-      sourceChoice: at('i32', 10, [this.room]),
+      counts: routing.tensor('i32', 6, [this.#locals]),
+      blockStart: routing.tensor('i32', 7, [this.#locals + 1]),
+      layoutRange: routing.tensor('i64', 8, [this.#locals, this.#init.moe.worldSize]),
+      sourceToken: routing.tensor('i32', 9, [this.room]),
+      sourceChoice: routing.tensor('i32', 10, [this.room]),
     };
   }
 
   async close(): Promise<void> {
     await this.out?.close();
     await this.scales?.close();
-    await this.#mirror.close();
+    await this.routing.close();
   }
 
   /** A tensor in this slot of a part of the symmetric memory, its rows so many bytes from each other. */

@@ -143,11 +143,12 @@ export class UnitedMoeBuffers {
     const where = 'captureDispatch';
     this.#checkOneStream(where);
     const begun = this.#each(where, calls, (buffer, { x, choices }, named) =>
-      buffer.beginCaptureDispatch(x, choices, options, named),
+      buffer.captures.beginDispatch(x, choices, named),
     );
-    const halves = begun.map(({ half }) => half);
+    const halves = begun.map(({ half }) => half(BOTH_HALVES, options));
     this.#union.dispatch(this.#stream.nativeStream(where), halves);
-    return begun.map(({ launched }) => launched());
+    for (const { begun: counts } of begun) counts();
+    return begun.map(({ ended }) => ended());
   }
 
   /** `DeviceMoeBuffer.captureCombine` of every buffer, as one launch of the graph. */
@@ -155,11 +156,11 @@ export class UnitedMoeBuffers {
     const where = 'captureCombine';
     this.#checkOneStream(where);
     const begun = this.#each(where, calls, (buffer, { y, handle, ...rest }, named) =>
-      buffer.beginCaptureCombine(y, handle, { ...rest, ...options }, named),
+      buffer.captures.beginCombine(y, handle, rest, named),
     );
-    const halves = begun.map(({ half }) => half);
+    const halves = begun.map(({ half }) => half(BOTH_HALVES, options));
     this.#union.combine(this.#stream.nativeStream(where), halves);
-    for (const { launched } of begun) launched();
+    for (const { ended } of begun) ended();
   }
 
   /** Begins the call of each buffer; `named` is what errors say of where. */
