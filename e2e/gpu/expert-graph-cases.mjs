@@ -1,4 +1,4 @@
-// The cases of graphs of calls of experts: halves, kept layouts.
+// The cases of graphs of calls of experts: halves, kept layouts, experts that compute.
 import assert from 'node:assert/strict';
 import { holds, modes, onGpu } from './expected.mjs';
 import { runRanks, valuesOf } from './ranks.mjs';
@@ -50,6 +50,16 @@ export const expertGraphCases = [
       }
     },
   },
+  ...forms.map((form) => ({
+    name: `experts: dispatch, experts that compute and combine as one graph give the bytes of ${nameOf(form)} that are not captured`,
+    run: async () => {
+      const data = { ...form, intermediate: 40, replays: replays() };
+      const values = valuesOf(await runRanks('computedGraph', 3, { data, timeoutMs: 180_000 }));
+      const [computed, kept] = ['computed', 'kept'].map((name) => values.reduce((sum, one) => sum + one[name], 0));
+      assert.ok(computed > 0 && kept > 0);
+      return `${computed} rows computed, ${kept} left alone`;
+    },
+  })),
   ...modes.map((mode) => ({
     name: `experts: a graph of halves of ${mode} calls goes on without a rank that does not come`,
     run: () => holds('halvesGraph', 3, { mode, dtype: 'f32', hidden: 32, replays: 2, absent: 1, timeoutMs: 1000 }),

@@ -1,4 +1,4 @@
-// What a rank does in the cases of graphs of calls of experts: halves of two micro-batches between each other, kept layouts. Each replay leaves the bytes of the same calls that are not captured.
+// What a rank does in the cases of graphs of calls of experts: halves of two micro-batches between each other, kept layouts, experts that compute. Each replay leaves the bytes of the same calls that are not captured.
 import assert from 'node:assert/strict';
 import { elementBytes, encode } from '@ep/core';
 import { openDeviceMoeBuffer, readTensor, viewTensor, writeTensor } from '@ep/cuda-kernels';
@@ -144,7 +144,7 @@ async function openBatches({ transport, device, rank, worldSize, data }) {
     for (const one of memory) await one.close();
     await stream.close();
   };
-  return { buffer, stream, batches, fill, plain, close };
+  return { buffer, stream, batches, fill, plain, close, allocate };
 }
 
 /**
@@ -387,4 +387,75 @@ async function keptGraph(context) {
   return { codes, losses, rows };
 }
 
-export const expertGraphScenarios = { halvesGraph, refusedHalves, keptGraph };
+/** Dispatch, experts that compute, and combine as one graph: all of what experts write, and sums, as of calls that are not captured; rows that no token came to stay as they were. */
+async function computedGraph(context) {
+  const { device, rank, worldSize, data } = context;
+  const { mode, dtype, hidden, intermediate, replays } = data;
+  const { buffer, stream, batches, fill, allocate, close } = await openBatches(context);
+  const [{ x, y, choices, weights, out, plainOut }] = batches;
+  const locals = buffer.localExperts;
+  const matrix = async (salt, shape) => {
+    const made = allocate('f32', shape);
+    const values = numbers(
+      'f32',
+      shape.reduce((product, extent) => product * extent),
+      5,
+      rank,
+      salt,
+    );
+    await writeTensor(
+      values.map((value) => value / 4),
+      made,
+    );
+    return made;
+  };
+  const layer = device.experts({
+    gate: await matrix(0, [locals, intermediate, hidden]),
+    up: await matrix(1, [locals, intermediate, hidden]),
+    down: await matrix(2, [locals, hidden, intermediate]),
+  });
+  let received;
+  const graph = stream.capture(() => {
+    received = buffer.captureDispatch(x, choices);
+    layer.captureForward(stream, { ...received, y });
+    buffer.captureCombine(y, received.handle, { out, weights });
+  });
+  const elements = y.shape.reduce((product, extent) => product * extent);
+  const untouched = numbers(dtype, elements, 6, rank);
+  const rowBytes = hidden * elementBytes(dtype);
+  let [computed, kept] = [0, 0];
+  for (let step = 0; step < replays; step++) {
+    await fill(step);
+    await writeTensor(untouched, y);
+    await stream.launch(graph);
+    const [found, counts] = [await readTensor(y), await valuesOn(received.counts, Int32Array)];
+    await writeTensor(untouched, y);
+    const one = await buffer.dispatch(x, choicesOf(rank, 0, step, 2 * worldSize));
+    assert.deepEqual(counts, one.counts);
+    const results = mode === 'low-latency' ? y : viewTensor(y, one.x.shape);
+    await layer.forward(stream, { ...one, y: results });
+    const given = numbers('f32', MAX_TOKENS * TOP_K, 2, rank, 0, step);
+    await buffer.combine(results, one.handle, { out: plainOut, weights: given });
+    assert.deepEqual(found, await readTensor(y), `replay ${step}: results`);
+    assert.deepEqual(await readTensor(out), await readTensor(plainOut), `replay ${step}: sums`);
+    const before = new Uint8Array(untouched.buffer);
+    const blocks = [...counts.keys()].map((e) => [one.blockStart[e], one.blockStart[e] + counts[e]]);
+    for (let row = 0; row * rowBytes < found.length; row++) {
+      const same =
+        Buffer.compare(
+          found.subarray(row * rowBytes, (row + 1) * rowBytes),
+          before.subarray(row * rowBytes, (row + 1) * rowBytes),
+        ) === 0;
+      const isOfBlock = blocks.some(([begin, end]) => begin <= row && row < end);
+      assert.equal(same, !isOfBlock, `replay ${step}: row ${row}`);
+      if (isOfBlock) computed++;
+      else kept++;
+    }
+  }
+  await graph.close();
+  await layer.close();
+  await close();
+  return { computed, kept };
+}
+
+export const expertGraphScenarios = { halvesGraph, refusedHalves, keptGraph, computedGraph };

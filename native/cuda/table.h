@@ -13,7 +13,7 @@
 #include "ep/abi/group.h"
 #include "ep/abi/moe.h"
 
-#define EP_CUDA_TABLE_VERSION 11u
+#define EP_CUDA_TABLE_VERSION 12u
 #define EP_CUDA_TABLE_SYMBOL "ep_cuda_table_of"
 
 #define EP_CUDA_IPC_BYTES 64u
@@ -122,7 +122,7 @@ typedef struct ep_cuda_table {
   /* Blocks and lanes are theirs to choose. Without a shard, or key-value rows for the second, nothing is launched. */
   int (*attention_forward)(const ep_cuda_launch* launch, const ep_attention_args* args);
   int (*attention_backward)(const ep_cuda_launch* launch, const ep_attention_args* args);
-  int (*experts_forward)(const ep_cuda_launch* launch, const ep_expert_args* args); /* likewise, without rows */
+  int (*experts_forward)(const ep_cuda_launch* launch, const ep_expert_args* args); /* likewise, without tiles */
   /* `halves`: 1 send, 2 receive, 3 both. wait_cycles are those of all waits of a half together; the call's times (credits_by_ns, …) count from the kernel's begin. A
    * combine of the high-throughput form also releases its slot. */
   int (*moe_dispatch)(const ep_cuda_launch* launch, const ep_moe_buffer* buffer, const ep_moe_dispatch_args* args, uint32_t halves);

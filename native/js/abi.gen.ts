@@ -3986,13 +3986,19 @@ export interface ExpertArgs {
   readonly experts: number;
   readonly hidden: number;
   readonly intermediate: number;
-  /** of EP_EXPERT_ROWS rows, of all runs; none has rows of two experts */
+  /**
+   * of EP_EXPERT_ROWS rows, of all runs; none has rows of two experts. As many as there may be, where `counts` is not 0
+   */
   readonly tiles: number;
+  readonly counts: bigint;
+  readonly starts: bigint;
+  /** of x and y */
+  readonly rows: bigint;
   readonly runs: readonly ExpertRun[];
 }
 
 export const expertArgsLayout = {
-  byteLength: 2144,
+  byteLength: 2168,
   align: 8,
   offset: {
     gate: 0,
@@ -4010,7 +4016,10 @@ export const expertArgsLayout = {
     hidden: 84,
     intermediate: 88,
     tiles: 92,
-    runs: 96,
+    counts: 96,
+    starts: 104,
+    rows: 112,
+    runs: 120,
   },
 } as const;
 
@@ -4031,7 +4040,10 @@ export function readExpertArgs(view: DataView, at = 0): ExpertArgs {
     hidden: view.getUint32(at + 84, true),
     intermediate: view.getUint32(at + 88, true),
     tiles: view.getUint32(at + 92, true),
-    runs: Array.from({ length: 256 }, (_, i) => readExpertRun(view, at + 96 + i * 8)),
+    counts: view.getBigUint64(at + 96, true),
+    starts: view.getBigUint64(at + 104, true),
+    rows: view.getBigUint64(at + 112, true),
+    runs: Array.from({ length: 256 }, (_, i) => readExpertRun(view, at + 120 + i * 8)),
   };
 }
 
@@ -4051,8 +4063,11 @@ export function writeExpertArgs(view: DataView, at: number, value: ExpertArgs): 
   view.setUint32(at + 84, value.hidden, true);
   view.setUint32(at + 88, value.intermediate, true);
   view.setUint32(at + 92, value.tiles, true);
+  view.setBigUint64(at + 96, value.counts, true);
+  view.setBigUint64(at + 104, value.starts, true);
+  view.setBigUint64(at + 112, value.rows, true);
   elements(value.runs, 256, 'expertArgs.runs').forEach((element, i) => {
-    writeExpertRun(view, at + 96 + i * 8, element);
+    writeExpertRun(view, at + 120 + i * 8, element);
   });
 }
 

@@ -346,8 +346,13 @@ export interface GpuExpertsDescription {
   readonly scalesOffset?: number;
   readonly scaleRoom?: number;
   /** By expert: rows blockStart .. blockStart + count of x and y. The first `experts` elements are read. */
-  readonly counts: Int32Array;
-  readonly blockStart: Int32Array;
+  readonly counts?: Int32Array;
+  readonly blockStart?: Int32Array;
+  /** In a capture: i32 on the device in place of those, read at each replay. */
+  readonly countsAt?: NativeGpuOperand;
+  readonly countsOffset?: number;
+  readonly startsAt?: NativeGpuOperand;
+  readonly startsOffset?: number;
 }
 
 export interface NativeGpuGraph {

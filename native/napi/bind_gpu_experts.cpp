@@ -39,15 +39,24 @@ uint32_t read_runs(Napi::Env env, const Napi::Object& from, uint64_t rows, ep_ex
   return static_cast<uint32_t>(tiles);
 }
 
+// Of that many rows, however they are divided among experts.
+uint32_t most_tiles(Napi::Env env, uint64_t rows, uint32_t experts) {
+  const uint64_t tiles = rows == 0 ? 0 : rows / EP_EXPERT_ROWS + experts;
+  if (tiles > INT32_MAX) throw_invalid(env, std::to_string(tiles) + " tiles of rows exceed 2^31 - 1");
+  return static_cast<uint32_t>(tiles);
+}
+
 } // namespace
 
-// ({gate, gateOffset, up, upOffset, down, downOffset, experts, hidden, intermediate, payload, dtype, rows, x, y, scales, scalesOffset, scaleRoom, counts, blockStart}) -> operation
+// ({gate, gateOffset, up, upOffset, down, downOffset, experts, hidden, intermediate, payload, dtype, rows, x, y, scales, scalesOffset, scaleRoom, and either counts, blockStart or, in a capture,
+// countsAt, countsOffset, startsAt, startsOffset}) -> operation; 0 while the stream is being captured
 Napi::Value gpu_stream_wrap::experts_forward(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
   gpu::stream& stream = open(env);
-  if (capturing) throw_invalid(env, "the stream is being captured: experts are launched as they are");
   if (!info[0].IsObject()) throw_invalid(env, "experts take a description");
   const auto from = info[0].As<Napi::Object>();
+  const bool finds_runs = !from.Get("countsAt").IsUndefined();
+  if (finds_runs != (capturing != nullptr)) throw_invalid(env, capturing ? "the stream is being captured: rows of experts are counted on the device there" : "the stream is not being captured");
   const auto number = [&](const char* name, uint64_t least, uint64_t most) {
     const uint64_t value = arg_size(from.Get(name), name);
     if (value < least || value > most) throw_invalid(env, std::string(name) + " is " + std::to_string(value) + ", not " + std::to_string(least) + " to " + std::to_string(most));
@@ -62,7 +71,8 @@ Napi::Value gpu_stream_wrap::experts_forward(const Napi::CallbackInfo& info) {
   args.dtype = number("dtype", EP_MOE_F32, EP_MOE_BF16);
   const uint64_t rows = arg_size(from.Get("rows"), "rows");
   const uint64_t code_bytes = number_bytes(env, args.payload);
-  args.tiles = read_runs(env, from, rows, args);
+  args.rows = rows;
+  args.tiles = finds_runs ? most_tiles(env, rows, args.experts) : read_runs(env, from, rows, args);
   const auto find = [&](Napi::Value value, const char* what) { return gpu_operand_of(value, what, stream, false); };
   const rows_operand x = rows_within(from, "x", rows, code_bytes * args.hidden, find);
   const rows_operand y = rows_within(from, "y", rows, number_bytes(env, args.dtype) * args.hidden, find);
@@ -87,6 +97,10 @@ Napi::Value gpu_stream_wrap::experts_forward(const Napi::CallbackInfo& info) {
     args.up = packed("up", "upOffset", matrices, sizeof(float));
     args.down = packed("down", "downOffset", matrices, sizeof(float));
   }
+  if (finds_runs) {
+    args.counts = packed("countsAt", "countsOffset", args.experts * sizeof(int32_t), sizeof(int32_t));
+    args.starts = packed("startsAt", "startsOffset", args.experts * sizeof(int32_t), sizeof(int32_t));
+  }
   if (code_bytes == 1 && rows != 0) {
     args.scale_room = arg_size(from.Get("scaleRoom"), "scaleRoom");
     if (args.scale_room < rows) throw_invalid(env, "scales have room for " + std::to_string(args.scale_room) + " rows of " + std::to_string(rows));
@@ -105,6 +119,11 @@ Napi::Value gpu_stream_wrap::experts_forward(const Napi::CallbackInfo& info) {
   how.kernels.push_back({value_or_throw(env, slot), nullptr});
   const ep_cuda_launch launch = stream.launch(1, 32, 0, nullptr);
   check(env, stream.of()->table().experts_forward(&launch, &args), "launching experts");
+  if (capturing) {
+    capturing->kernels.insert(capturing->kernels.end(), how.kernels.begin(), how.kernels.end());
+    capturing->keep.insert(capturing->keep.end(), how.keep.begin(), how.keep.end());
+    return Napi::Number::New(env, 0);
+  }
   return Napi::Number::New(env, static_cast<double>(begin(env, std::move(how))));
 }
 

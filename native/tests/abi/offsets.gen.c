@@ -588,7 +588,7 @@ EP_STATIC_ASSERT(offsetof(ep_moe_combine_args, reserved) == 244, "ep_moe_combine
 EP_STATIC_ASSERT(sizeof(ep_expert_run) == 8, "ep_expert_run");
 EP_STATIC_ASSERT(offsetof(ep_expert_run, row) == 0, "ep_expert_run.row");
 EP_STATIC_ASSERT(offsetof(ep_expert_run, rows) == 4, "ep_expert_run.rows");
-EP_STATIC_ASSERT(sizeof(ep_expert_args) == 2144, "ep_expert_args");
+EP_STATIC_ASSERT(sizeof(ep_expert_args) == 2168, "ep_expert_args");
 EP_STATIC_ASSERT(offsetof(ep_expert_args, gate) == 0, "ep_expert_args.gate");
 EP_STATIC_ASSERT(offsetof(ep_expert_args, up) == 8, "ep_expert_args.up");
 EP_STATIC_ASSERT(offsetof(ep_expert_args, down) == 16, "ep_expert_args.down");
@@ -604,7 +604,10 @@ EP_STATIC_ASSERT(offsetof(ep_expert_args, experts) == 80, "ep_expert_args.expert
 EP_STATIC_ASSERT(offsetof(ep_expert_args, hidden) == 84, "ep_expert_args.hidden");
 EP_STATIC_ASSERT(offsetof(ep_expert_args, intermediate) == 88, "ep_expert_args.intermediate");
 EP_STATIC_ASSERT(offsetof(ep_expert_args, tiles) == 92, "ep_expert_args.tiles");
-EP_STATIC_ASSERT(offsetof(ep_expert_args, runs) == 96, "ep_expert_args.runs");
+EP_STATIC_ASSERT(offsetof(ep_expert_args, counts) == 96, "ep_expert_args.counts");
+EP_STATIC_ASSERT(offsetof(ep_expert_args, starts) == 104, "ep_expert_args.starts");
+EP_STATIC_ASSERT(offsetof(ep_expert_args, rows) == 112, "ep_expert_args.rows");
+EP_STATIC_ASSERT(offsetof(ep_expert_args, runs) == 120, "ep_expert_args.runs");
 EP_STATIC_ASSERT(sizeof(ep_gin_step) == 64, "ep_gin_step");
 EP_STATIC_ASSERT(offsetof(ep_gin_step, op) == 0, "ep_gin_step.op");
 EP_STATIC_ASSERT(offsetof(ep_gin_step, peer) == 4, "ep_gin_step.peer");

@@ -259,6 +259,11 @@ void experts() {
       EP_CHECK_EQ(ep::cuda_experts_forward({stream, 1, 32, 0, 0, 0}, given.args), 0);
       EP_CHECK_EQ(gpu_finish(stream), 0);
       given.check(pair.bound);
+      const std::vector<uint8_t> wanted = given.result();
+      given.clear();
+      EP_CHECK_EQ(ep::cuda_experts_forward({stream, 1, 32, 0, 0, 0}, given.counted(18)), 0);
+      EP_CHECK_EQ(gpu_finish(stream), 0);
+      EP_CHECK(given.result() == wanted);
     }
   }
   expert_case many(EP_MOE_F32, EP_MOE_F32, 32, 8, expert_runs, 1);

@@ -67,6 +67,25 @@ class expert_case {
     }
   }
 
+  /* The same rows, found by the kernel where they are counted; what is counted beyond `rows` rows is nobody's. Valid as long as the case. */
+  ep_expert_args counted(uint32_t rows) {
+    counts_.clear();
+    starts_.clear();
+    for (uint32_t e = 0; e < args.experts; ++e) {
+      const ep_expert_run& run = args.runs[e];
+      const bool last = run.row + run.rows == rows;
+      counts_.push_back(run.rows == 0 ? (e % 2 == 0 ? -3 : 2) : last ? INT32_MAX : static_cast<int32_t>(run.rows));
+      starts_.push_back(static_cast<int32_t>(run.rows != 0 ? run.row : e % 2 == 0 ? 0 : rows));
+    }
+    ep_expert_args made = args;
+    for (ep_expert_run& run : made.runs) run = {0, UINT32_MAX};
+    made.counts = at(counts_);
+    made.starts = at(starts_);
+    made.rows = rows;
+    made.tiles = rows / EP_EXPERT_ROWS + args.experts;
+    return made;
+  }
+
   void clear() { y_.assign(y_.size(), 0x5a); }
   const std::vector<uint8_t>& result() const { return y_; }
 
@@ -144,6 +163,7 @@ class expert_case {
   uint64_t rows_ = 0;
   std::vector<float> gate_, up_, down_, float_scales_;
   std::vector<uint8_t> x_, y_, byte_scales_;
+  std::vector<int32_t> counts_, starts_;
 };
 
 struct expert_formats {

@@ -45,6 +45,7 @@ export {
 export { CudaDevice, cudaDevices } from './cuda/device.js';
 export type { BoundDeviceDispatch, DeviceDispatcher, DeviceLease } from './cuda/dispatcher.js';
 export {
+  type CudaExpertCapturedRows,
   type CudaExpertRows,
   CudaExperts,
   type CudaExpertWeights,

@@ -31,9 +31,13 @@ typedef struct ep_expert_args {
   uint32_t experts; /* at most EP_EXPERT_MOST */
   uint32_t hidden;
   uint32_t intermediate;
-  uint32_t tiles; /* of EP_EXPERT_ROWS rows, of all runs; none has rows of two experts */
+  uint32_t tiles; /* of EP_EXPERT_ROWS rows, of all runs; none has rows of two experts. As many as there may be, where `counts` is not 0 */
+  /* Where each launch finds the runs, in place of those below: addresses of int32_t[experts], or 0 and 0. What is not within `rows` is left out. */
+  uint64_t counts;
+  uint64_t starts;
+  uint64_t rows; /* of x and y */
   ep_expert_run runs[EP_EXPERT_MOST];
 } ep_expert_args;
-EP_STATIC_ASSERT(sizeof(ep_expert_args) == 96 + 8 * EP_EXPERT_MOST, "handed to kernels by value");
+EP_STATIC_ASSERT(sizeof(ep_expert_args) == 120 + 8 * EP_EXPERT_MOST, "handed to kernels by value");
 
 #endif

@@ -20,7 +20,17 @@ namespace expert_layers {
 
 constexpr uint32_t tile = EP_EXPERT_ROWS;
 
-EP_HD uint32_t tiles_of(const ep_expert_run& run) { return (run.rows + tile - 1) / tile; }
+EP_HD uint32_t tiles_of(const ep_expert_run& run) { return run.rows / tile + (run.rows % tile != 0 ? 1 : 0); }
+
+/* HAZARD: what lies on the device nobody has looked at, and rows beyond those of x and y are somebody else's. */
+EP_HD ep_expert_run run_of(const ep_expert_args& args, uint32_t expert) {
+  if (args.counts == 0) return args.runs[expert];
+  const int32_t start = reinterpret_cast<const int32_t*>(args.starts)[expert];
+  const int32_t count = reinterpret_cast<const int32_t*>(args.counts)[expert];
+  if (start < 0 || count <= 0 || static_cast<uint64_t>(start) >= args.rows) return {0, 0};
+  const uint64_t room = args.rows - static_cast<uint64_t>(start);
+  return {static_cast<uint32_t>(start), static_cast<uint64_t>(count) < room ? static_cast<uint32_t>(count) : static_cast<uint32_t>(room)};
+}
 
 /* Channel h of a row of x. */
 EP_HD float input_of(const ep_expert_args& args, uint64_t row, uint32_t h) {
@@ -97,9 +107,13 @@ template <class Ctx> EP_HD void expert_layer(Ctx& ctx, const ep_expert_args& arg
   using namespace expert_layers;
   uint32_t expert = 0;
   uint32_t before = 0; /* tiles of experts before this one */
+  if (args.experts == 0) return;
+  ep_expert_run run = run_of(args, 0);
   for (uint32_t at = ctx.block(); at < args.tiles; at += ctx.blocks()) {
-    for (; at - before >= tiles_of(args.runs[expert]); ++expert) before += tiles_of(args.runs[expert]);
-    const ep_expert_run& run = args.runs[expert];
+    for (; at - before >= tiles_of(run); run = run_of(args, expert)) {
+      before += tiles_of(run);
+      if (++expert == args.experts) return;
+    }
     const uint32_t done = (at - before) * tile;
     expert_tile(ctx, args, expert, uint64_t{run.row} + done, run.rows - done < tile ? run.rows - done : tile, scratch);
   }

@@ -4,6 +4,7 @@ import {
   checkInteger,
   type DeviceTensor,
   type DType,
+  EpError,
   elementCount,
   invalid,
   Resource,
@@ -39,6 +40,14 @@ export interface CudaExpertRows {
   readonly blockStart: Int32Array;
 }
 
+/** As `CudaExpertRows`, of a `DeviceMoeCaptured`: each replay finds its rows on the device. */
+export interface CudaExpertCapturedRows extends Omit<CudaExpertRows, 'counts' | 'blockStart'> {
+  /** i32 [experts], packed, as `CudaExpertRows.counts`. What of a block lies beyond the rows of x is left out. */
+  readonly counts: DeviceTensor;
+  /** i32, at least [experts]. */
+  readonly blockStart: DeviceTensor;
+}
+
 type Weights = Pick<
   GpuExpertsDescription,
   'gate' | 'gateOffset' | 'up' | 'upOffset' | 'down' | 'downOffset' | 'experts' | 'intermediate' | 'hidden'
@@ -65,30 +74,66 @@ export class CudaExperts extends Resource {
    */
   async forward(stream: CudaStream, rows: CudaExpertRows, options: AbortOptions = {}): Promise<void> {
     const where = 'experts forward';
+    this.#checkStream(where, stream, false);
+    const described = this.#describe(where, rows);
+    const { counts, blockStart } = rows;
+    checkBlocks(where, rows, this.#weights.experts, described.rows);
+    const description = { ...described, counts, blockStart };
+    options.signal?.throwIfAborted();
+    if (counts.every((count) => count === 0)) return;
+    const outcome = await stream.follow((on) => on.expertsForward(description), options.signal);
+    throwOutcome(where, outcome);
+  }
+
+  /**
+   * `forward` as a part of the graph that the stream is being captured into: each replay reads counts, blocks and rows as they are on the device then, those of a `captureDispatch` before it, and leaves all
+   * other rows alone. A launch has blocks for as many rows as x has. The tensors and weights stay alive with the graph. Throws `EP_INVALID_ARGUMENT` where the stream is not being captured, and as `forward` does.
+   */
+  captureForward(stream: CudaStream, rows: CudaExpertCapturedRows): void {
+    const where = 'experts captureForward';
+    this.#checkStream(where, stream, true);
+    const described = this.#describe(where, rows);
+    const counted = (name: 'counts' | 'blockStart', count: number) =>
+      packedSource(rows[name], {
+        ...{ where: `${where}: ${name}`, dtype: 'i32', rows: count, rowShape: [], device: this.#device },
+      });
+    const { experts } = this.#weights;
+    const counts = counted('counts', experts);
+    const starts = counted(
+      'blockStart',
+      checkInteger(rows.blockStart?.shape?.[0], 'rows of blockStart', where, experts),
+    );
+    stream.nativeStream(where).expertsForward({
+      ...described,
+      ...{ countsAt: counts.operand, countsOffset: counts.byteOffset },
+      ...{ startsAt: starts.operand, startsOffset: starts.byteOffset },
+    });
+  }
+
+  #checkStream(where: string, stream: CudaStream, captured: boolean): void {
     this.checkOpen(where);
     if (!(stream instanceof CudaStream)) throw invalid('stream', { where, expected: 'a CudaStream', found: stream });
     if (stream.device.index !== this.#device) {
       const expected = `a stream of GPU ${this.#device}`;
       throw invalid('stream', { where, expected, found: `one of GPU ${stream.device.index}` });
     }
-    const description = this.#describe(where, rows);
-    options.signal?.throwIfAborted();
-    if (description.counts.every((count) => count === 0)) return;
-    const outcome = await stream.follow((on) => on.expertsForward(description), options.signal);
-    throwOutcome(where, outcome);
+    if (stream.capturing === captured) return;
+    const why = captured
+      ? 'not being captured; forward() runs on it'
+      : 'being captured; captureForward() puts experts into its graph';
+    throw new EpError('EP_INVALID_ARGUMENT', `${where}: the stream is ${why}`);
   }
 
-  #describe(where: string, given: CudaExpertRows): GpuExpertsDescription {
+  #describe(where: string, given: CudaExpertRows | CudaExpertCapturedRows): GpuExpertsDescription {
     checkObject(given, 'rows', 'an object with x, y, counts and blockStart', where);
-    const { x, y, counts, blockStart } = given;
-    const { experts, hidden } = this.#weights;
+    const { x, y } = given;
+    const { hidden } = this.#weights;
     const shape: readonly number[] | undefined = x?.shape;
     if (!Array.isArray(shape) || (shape.length !== 2 && shape.length !== 3) || shape.at(-1) !== hidden) {
       const expected = `[experts, rows of each, ${hidden}] or [rows, ${hidden}]`;
       throw invalid('shape', { where: `${where}: x`, expected, found: shape });
     }
     const rows = checkInteger(elementCount(shape.slice(0, -1)), 'rows of x', where);
-    checkBlocks(where, given, experts, rows);
     const blockRows = shape.length === 3 && shape[1]! > 0 ? { blockRows: shape[1]! } : {};
     const spec = { rows, rowShape: [hidden], device: this.#device, ...blockRows };
     const dtype = MOE_DTYPES.find((one) => one === y?.dtype);
@@ -101,11 +146,10 @@ export class CudaExperts extends Resource {
       x: deviceSource(x, { ...spec, where: `${where}: x`, dtype: x.dtype }),
       y: deviceSource(y, { ...spec, where: `${where}: y`, dtype }),
       ...this.#scales(where, given, rows),
-      ...{ counts, blockStart },
     };
   }
 
-  #scales(where: string, { scales }: CudaExpertRows, rows: number) {
+  #scales(where: string, { scales }: Pick<CudaExpertRows, 'scales'>, rows: number) {
     if (scales === undefined) return {};
     const at = `${where}: scales`;
     const blocks = Math.ceil(this.#weights.hidden / scaledChannels);
@@ -139,7 +183,7 @@ function weightsOf(where: string, device: number, weights: CudaExpertWeights): W
 }
 
 /** Rows as a payload of the buffer that they came by. */
-function payloadOf(where: string, { x, scales }: CudaExpertRows): number {
+function payloadOf(where: string, { x, scales }: Pick<CudaExpertRows, 'x' | 'scales'>): number {
   const plain = MOE_DTYPES.find((one) => one === x.dtype);
   if (plain === undefined && x.dtype !== 'f8e4m3') {
     throw invalid('dtype', { where: `${where}: x`, expected: `${MOE_DTYPES.join(', ')} or f8e4m3`, found: x.dtype });

@@ -16,7 +16,7 @@ import { gpuPlaceOf } from '@ep/native';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { deviceTensor, readTensor, writeTensor } from '../../src/cuda/buffer.js';
 import { CudaDevice } from '../../src/cuda/device.js';
-import type { CudaExpertRows, CudaExperts, CudaExpertWeights } from '../../src/cuda/experts.js';
+import type { CudaExpertCapturedRows, CudaExpertRows, CudaExperts, CudaExpertWeights } from '../../src/cuda/experts.js';
 import type { CudaStream } from '../../src/cuda/stream.js';
 import { HostStream } from '../../src/host-stream.js';
 
@@ -239,6 +239,47 @@ describe('experts on a GPU give what a plain computation gives, and leave other 
     await experts.close();
   });
 
+  it.each([LOW, HIGH])('in a graph, $name: rows counted on the device at each replay', async (form) => {
+    const layer = drawLayer({ hidden: 136, intermediate: 24 }, EXPERTS, sequence(11));
+    const experts = device.experts(await placeLayer(layer, EXPERTS));
+    const start = Int32Array.from(form.blockStart);
+    const counts = await place('i32', [EXPERTS], new Int32Array(EXPERTS));
+    const blockStart = await place('i32', [start.length], start);
+    const payload: Payload = { x: 'bf16', y: 'f32' };
+    const { call } = await makeCall(form, payload, layer);
+    const graph = stream.capture(() => experts.captureForward(stream, { ...call, counts, blockStart }));
+    const untouched = encode('f32', new Float32Array(elementCount(call.y.shape)).fill(SENTINEL));
+    const written = async (run: () => Promise<void>): Promise<Uint8Array> => {
+      await writeTensor(untouched, call.y);
+      await run();
+      return readTensor(call.y);
+    };
+    for (const given of [form.counts, [1, 0, 2], [0, 0, 0], form.counts]) {
+      await writeTensor(Int32Array.from(given), counts);
+      const found = await written(() => stream.launch(graph));
+      const wanted = await written(() => experts.forward(stream, { ...call, counts: Int32Array.from(given) }));
+      expect(found).toEqual(wanted);
+    }
+    // Of what is counted beyond the rows of x nothing is read or written; of blocks of no rows neither.
+    const rows = elementCount(form.shape);
+    const wanted = await written(() =>
+      experts.forward(stream, { ...call, counts: Int32Array.of(0, 0, rows - start[2]!), blockStart: start }),
+    );
+    for (const [given, from] of [
+      [Int32Array.of(5, -2, 2 ** 31 - 1), Int32Array.of(rows, 0, start[2]!)],
+      [Int32Array.of(2 ** 31 - 1, 3, rows), Int32Array.of(-1, 2 ** 31 - 1, start[2]!)],
+    ] as const) {
+      await writeTensor(given, counts);
+      await writeTensor(
+        Int32Array.from(start, (one, i) => from[i] ?? one),
+        blockStart,
+      );
+      expect(await written(() => stream.launch(graph))).toEqual(wanted);
+    }
+    await graph.close();
+    await experts.close();
+  });
+
   it('of a rank to which no row came', async () => {
     const layer = drawLayer({ hidden: 8, intermediate: 4 }, EXPERTS, sequence(6));
     const experts = device.experts(await placeLayer(layer, EXPERTS));
@@ -348,6 +389,43 @@ describe('experts on a GPU refuse', () => {
       code: 'EP_INVALID_ARGUMENT',
       message: expect.stringMatching(message),
     });
+  });
+
+  it.each<[string, (counted: CudaExpertCapturedRows) => unknown, RegExp]>([
+    ['nothing', () => undefined, /rows must be an object with x, y, counts and blockStart/],
+    ['counts of the host', (rows) => ({ ...rows, counts: good.counts }), /counts: source must be a tensor of a device/],
+    [
+      'counts of fewer experts',
+      (rows) => ({ ...rows, counts: reshaped(rows.counts, 2) }),
+      /counts: shape must be \[3\]/,
+    ],
+    ['counts of another kind', (rows) => ({ ...rows, counts: retyped(rows.counts, 'f32') }), /counts: dtype must be/],
+    ['counts of another GPU', (rows) => ({ ...rows, counts: elsewhere(rows.counts) }), /counts: device must be/],
+    [
+      'fewer first rows',
+      (rows) => ({ ...rows, blockStart: reshaped(rows.blockStart, 2) }),
+      /blockStart must be .* at least 3/,
+    ],
+    ['an x of integers', (rows) => ({ ...rows, x: retyped(rows.x, 'i32') }), /x: dtype must be/],
+  ])('rows of a capture: %s', async (_, made, message) => {
+    const counts = await place('i32', [3], good.counts);
+    const blockStart = await place('i32', [3], good.blockStart);
+    let thrown: unknown;
+    try {
+      const rows = made({ ...good, counts, blockStart }) as CudaExpertCapturedRows;
+      await stream.capture(() => experts.captureForward(stream, rows)).close();
+    } catch (error) {
+      thrown = error;
+    }
+    expect(thrown).toMatchObject({ code: 'EP_INVALID_ARGUMENT', message: expect.stringMatching(message) });
+  });
+
+  it('to be captured by a stream that is not', async () => {
+    const counts = await place('i32', [3], good.counts);
+    const blockStart = await place('i32', [3], good.blockStart);
+    expect(() => experts.captureForward(stream, { ...good, counts, blockStart })).toThrow(
+      expect.objectContaining({ code: 'EP_INVALID_ARGUMENT', message: expect.stringMatching(/not being captured/) }),
+    );
   });
 
   it('a stream of the host, one that is being captured, and to begin once they are closed or were aborted', async () => {
