@@ -75,7 +75,7 @@ class expert_case {
       const ep_expert_run& run = args.runs[e];
       const bool last = run.row + run.rows == rows;
       counts_.push_back(run.rows == 0 ? (e % 2 == 0 ? -3 : 2) : last ? INT32_MAX : static_cast<int32_t>(run.rows));
-      starts_.push_back(static_cast<int32_t>(run.rows != 0 ? run.row : e % 2 == 0 ? 0 : rows));
+      starts_.push_back(static_cast<int32_t>(run.rows != 0 ? run.row : e % 2 == 0 ? 0 : rows + 1));
     }
     ep_expert_args made = args;
     for (ep_expert_run& run : made.runs) run = {0, UINT32_MAX};
