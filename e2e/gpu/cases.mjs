@@ -327,7 +327,7 @@ export const cases = [
     run: () =>
       holds('experts', 3, { mode: 'low-latency', dtype: 'f32', hidden: 32, maxTokens: 8, calls: 2, absent: 1 }),
   },
-  ...modes.flatMap((mode) => moments.map((moment) => killedExperts({ mode, moment }))),
+  ...modes.flatMap((mode) => [...moments, 'replay of halves'].map((moment) => killedExperts({ mode, moment }))),
   ...modes.map((mode) => ({ ...killedExperts({ mode, moment: 'combine', rankMode: 'processes' }), processes: true })),
   ...expertForms.slice(1, 7).map((form) => ({
     name: `experts between processes that share one GPU: ${nameOfForm(form)}`,

@@ -438,6 +438,7 @@ export async function keptGraphExperts({ transport, device, rank, worldSize, dat
  */
 export async function killedExperts({ transport, device, rank, worldSize, data, ready }) {
   const { mode, moment, victim, late, lateMs } = data;
+  const replays = moment.startsWith('replay');
   const stream = device.stream();
   const [tokens, hidden] = [worldSize, 16];
   const buffer = await openDeviceMoeBuffer(transport, {
@@ -465,12 +466,14 @@ export async function killedExperts({ transport, device, rank, worldSize, data, 
     );
   };
   let graph;
-  if (moment === 'replay') {
+  if (replays) {
+    const halves = moment === 'replay of halves';
     graph = stream.capture(() => {
-      const received = buffer.captureDispatch(x, choices);
+      const received = halves ? buffer.captureDispatchSend(x, choices).receive() : buffer.captureDispatch(x, choices);
       const y = memory[2].tensor('f32', received.x.shape);
       stream.copy(received.x, y);
-      buffer.captureCombine(y, received.handle, { out });
+      if (halves) buffer.captureCombineSend(y, received.handle, { out }).receive();
+      else buffer.captureCombine(y, received.handle, { out });
     });
   }
   /** As if the rank were about to call: whoever is killed never does. */
@@ -491,7 +494,7 @@ export async function killedExperts({ transport, device, rank, worldSize, data, 
   const lostOf = ({ lostRanks }) => [...lostRanks].flatMap((lost, r) => (lost ? [r] : []));
   const call = async (dies) => {
     await fill();
-    if (dies && moment === 'replay') {
+    if (dies && replays) {
       await come();
       await timed(() => stream.launch(graph));
       return check(victim);

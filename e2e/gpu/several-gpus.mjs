@@ -132,6 +132,12 @@ const rows = (ranks) => [
       sample: mode === 'high-throughput' && offered,
     })),
   ),
+  ...modes.map((mode) => ({
+    name: `experts: a graph of halves of two micro-batches between each other, ${mode}`,
+    scenario: 'halvesGraph',
+    data: { mode, dtype: 'bf16', hidden: 256, payload: 'f8e4m3+f32', kept: mode === 'high-throughput', replays: 20 },
+    sample: mode === 'low-latency',
+  })),
   {
     name: 'experts, one launch of several ranks: one on another GPU that is killed ends no call of theirs',
     scenario: 'unitedDeath',

@@ -62,11 +62,12 @@ export class MoeReplays {
   }
 
   /** All of the call was captured, or none of it will be used: others may have its slot and its layout. */
-  drop({ call, slot, ...rest }: CapturedCall): void {
+  drop(captured: CapturedCall): void {
+    const { call, slot } = captured;
     call.stage = 'released';
     if (slot.held !== call) return;
     slot.held = undefined;
-    layoutOf({ call, slot, ...rest })?.letGo();
+    layoutOf(captured)?.letGo();
   }
 
   /** A captured call that no combine will follow: its graph is of no use. */
