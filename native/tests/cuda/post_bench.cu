@@ -1,6 +1,6 @@
-// How fast warps of a GPU post WQEs to one queue pair, or to one each: post_bench [WQEs of each row, 65536]. Rings, records and counters lie in GPU memory, the
-// doorbell register in host memory, as a NIC's lies on the bus. Nobody executes the WQEs: one more block of the same kernel advances the completions. Every count
-// is verified. Needs a GPU; built and run by bench.mjs.
+// How fast warps of a GPU post WQEs to one queue pair, or to one each: post_bench [WQEs of each row, 65536]. Rings, doorbell records and completions lie in GPU memory, or in host memory, where software NICs have
+// them; counters and marks in GPU memory, the doorbell register in host memory, as a NIC's lies on the bus. Nobody executes the WQEs: one more block of the same kernel advances the completions. Every count
+// is verified. Needs a GPU; built and run by run.mjs.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -26,7 +26,33 @@ template <class T> T* gpu_array(size_t count, int fill) {
   return static_cast<T*>(made);
 }
 
+// What a NIC reads and writes, too, in GPU memory or in the host's.
+class rings {
+ public:
+  explicit rings(bool on_host) : host(on_host) {}
+  ~rings() {
+    for (void* memory : owned) host ? cudaFreeHost(memory) : cudaFree(memory);
+  }
+  rings(const rings&) = delete;
+  uint64_t take(size_t bytes, int fill) {
+    void* made = nullptr;
+    if (host) {
+      check(cudaHostAlloc(&made, bytes, cudaHostAllocMapped), "cudaHostAlloc");
+      std::memset(made, fill, bytes);
+    } else {
+      made = gpu_array<uint8_t>(bytes, fill);
+    }
+    owned.push_back(made);
+    return reinterpret_cast<uint64_t>(made);
+  }
+
+ private:
+  bool host;
+  std::vector<void*> owned;
+};
+
 struct shape {
+  bool on_host;
   uint32_t posters; // blocks of one warp
   uint32_t queues;
   uint32_t batch;
@@ -66,24 +92,19 @@ using kernel = void (*)(ep::cuda_environment, ep_ibgda_qp*, shape, uint64_t*, ep
 // WQEs each second, in millions.
 double rate(kernel run, const shape& how) {
   std::vector<ep_ibgda_qp> qps(how.queues);
-  std::vector<void*> owned;
+  rings shared(how.on_host);
+  rings registers(true);
+  rings counters(false);
   for (ep_ibgda_qp& qp : qps) {
-    void* bf = nullptr;
-    check(cudaHostAlloc(&bf, 512, cudaHostAllocMapped), "cudaHostAlloc");
-    auto* sq = gpu_array<uint8_t>(depth * 64, 0);
-    auto* cq = gpu_array<uint8_t>(64, 0xff);
-    auto* dbr = gpu_array<uint64_t>(8, 0);
-    auto* marks = gpu_array<uint64_t>(depth / 64, 0);
-    qp.sq = reinterpret_cast<uint64_t>(sq);
-    qp.cq = reinterpret_cast<uint64_t>(cq);
-    qp.dbr = reinterpret_cast<uint64_t>(dbr);
-    qp.bf = reinterpret_cast<uint64_t>(bf);
-    qp.marks = reinterpret_cast<uint64_t>(marks);
+    qp.sq = shared.take(depth * 64, 0);
+    qp.cq = shared.take(64, 0xff);
+    qp.dbr = shared.take(64, 0);
+    qp.bf = registers.take(512, 0);
+    qp.marks = counters.take(depth / 8, 0);
     qp.qpn = 0x1234;
     qp.depth = depth;
     qp.cq_depth = 1;
     qp.flags = EP_IBGDA_CQ_COLLAPSED;
-    owned.insert(owned.end(), {sq, cq, dbr, marks});
   }
   auto* device_qps = gpu_array<ep_ibgda_qp>(how.queues, 0);
   auto* finished = gpu_array<uint64_t>(1, 0);
@@ -108,13 +129,12 @@ double rate(kernel run, const shape& how) {
   uint64_t taken = 0;
   for (const ep_ibgda_qp& qp : qps) {
     uint64_t record = 0;
-    check(cudaMemcpy(&record, reinterpret_cast<const void*>(qp.dbr), 8, cudaMemcpyDeviceToHost), "cudaMemcpy");
+    check(cudaMemcpy(&record, reinterpret_cast<const void*>(qp.dbr), 8, cudaMemcpyDefault), "cudaMemcpy");
     if (__builtin_bswap32(static_cast<uint32_t>(record >> 32)) != (qp.taken & 0xffff)) {
       std::fprintf(stderr, "a queue pair took %llu numbers, rang for others\n", static_cast<unsigned long long>(qp.taken));
       std::exit(1);
     }
     taken += qp.taken;
-    cudaFreeHost(reinterpret_cast<void*>(qp.bf));
   }
   const uint64_t wqes = static_cast<uint64_t>(how.posters) * how.posts * how.batch;
   if (seen.status != 0 || taken != wqes) {
@@ -122,7 +142,6 @@ double rate(kernel run, const shape& how) {
                  static_cast<unsigned long long>(wqes));
     std::exit(1);
   }
-  for (void* memory : owned) cudaFree(memory);
   cudaFree(device_qps);
   cudaFree(finished);
   cudaFree(status);
@@ -142,6 +161,7 @@ const way ways[] = {
     {"lock, own", posting<ep::post_under_lock, EP_IBGDA_SHARE_DEVICE>, true},
     {"in-turn/block, own", posting<ep::post_in_turn, EP_IBGDA_SHARE_BLOCK>, true},
     {"in-turn/thread, own", posting<ep::post_in_turn, EP_IBGDA_SHARE_THREAD>, true},
+    {"ringer/block, own", posting<ep::post_by_ringer, EP_IBGDA_SHARE_BLOCK>, true},
 };
 
 } // namespace
@@ -156,19 +176,22 @@ int main(int count, char** words) {
   cudaDeviceProp facts{};
   check(cudaGetDeviceProperties(&facts, 0), "cudaGetDeviceProperties");
   std::printf("%s: millions of WQEs posted each second; in brackets: times the lock on the same queue pairs\n", facts.name);
-  for (const uint32_t posters : {1u, 2u, 8u, 16u, 32u, 64u, 128u}) {
-    for (const uint32_t batch : {1u, 4u, 16u, 64u}) {
-      std::printf("%2u posters, batch %2u:", posters, batch);
-      double lock = 0;
-      for (const way& how : ways) {
-        const shape wanted{posters, how.own_queues ? posters : 1, batch, static_cast<uint32_t>(wqes / posters / batch)};
-        double best = 0;
-        for (int round = 0; round < 2; ++round) best = std::max(best, rate(how.run, wanted));
-        if (std::strncmp(how.name, "lock", 4) == 0) lock = best;
-        std::printf("  %s %.2f (%.1f)", how.name, best, best / lock);
+  for (const bool on_host : {false, true}) {
+    std::printf("rings in %s memory\n", on_host ? "host" : "GPU");
+    for (const uint32_t posters : {1u, 2u, 8u, 16u, 32u, 64u, 128u}) {
+      for (const uint32_t batch : {1u, 4u, 16u, 64u}) {
+        std::printf("%2u posters, batch %2u:", posters, batch);
+        double lock = 0;
+        for (const way& how : ways) {
+          const shape wanted{on_host, posters, how.own_queues ? posters : 1, batch, static_cast<uint32_t>(wqes / posters / batch)};
+          double best = 0;
+          for (int round = 0; round < 2; ++round) best = std::max(best, rate(how.run, wanted));
+          if (std::strncmp(how.name, "lock", 4) == 0) lock = best;
+          std::printf("  %s %.2f (%.1f)", how.name, best, best / lock);
+        }
+        std::printf("\n");
+        std::fflush(stdout);
       }
-      std::printf("\n");
-      std::fflush(stdout);
     }
   }
   return 0;
