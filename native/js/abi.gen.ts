@@ -2001,7 +2001,7 @@ export interface IbgdaQp {
   readonly ringer: bigint;
   /** counter: WQEs known to have completed */
   readonly done: bigint;
-  /** 1: somebody takes CQEs out of a CQ that is a ring */
+  /** 1: somebody takes CQEs out of a CQ that is a ring, or looks at a collapsed one for all */
   readonly poller: bigint;
   /** counter: CQEs taken out; belongs to the poller */
   readonly polled: bigint;

@@ -31,6 +31,7 @@ constexpr uint32_t simt_largest_value = 16;      // bytes that a lane can hand t
 class simt_context {
  public:
   static constexpr bool single_lane = false;
+  static constexpr bool never_sleeps = true;
 
   uint32_t block() const { return block_index; }
   uint32_t blocks() const { return block_count; }

@@ -1,5 +1,5 @@
 // How fast blocks of a GPU put over EFA's GIN facade to one queue pair, or to one each, by the pull request's lock and by the lock-free protocol: put_bench [puts of each row, 32768]. What is
-// a NIC's lies in host memory (rings and doorbells, written over the bus and never read back), all else in GPU memory. Nobody executes the WQEs: one more block for each queue pair of the same kernel
+// a NIC's lies in host memory (rings and doorbells, written over the bus and never read back; completions there or in GPU memory), all else in GPU memory. Nobody executes the WQEs: one more block for each queue pair of the same kernel
 // completes what the doorbell tells of. The ring, the doorbell and the counts are verified. Needs a GPU; built and run by run.mjs.
 #include <algorithm>
 #include <cstddef>
@@ -56,9 +56,11 @@ struct endpoint {
 struct registers {
   uint64_t sq[depth * EP_EFA_WQE_BYTES / 8];
   alignas(64) uint32_t doorbell;
+  alignas(64) uint64_t cq[depth * cqe_words]; // where completions do, too
+  alignas(64) uint64_t written;
 };
 
-void fill(endpoint& e, const endpoint* at, const registers* nic) {
+void fill(endpoint& e, const endpoint* at, const registers* nic, bool on_host) {
   const auto address = [&](const auto& member) { return reinterpret_cast<uint64_t>(at) + static_cast<uint64_t>(reinterpret_cast<const char*>(&member) - reinterpret_cast<const char*>(&e)); };
   e.targets[0] = {1, 2, 3};
   e.targets[1] = {4, 5, 6};
@@ -67,8 +69,8 @@ void fill(endpoint& e, const endpoint* at, const registers* nic) {
   ep_efa_qp& qp = e.qp;
   qp.sq = reinterpret_cast<uint64_t>(nic->sq);
   qp.doorbell = reinterpret_cast<uint64_t>(&nic->doorbell);
-  qp.cq = address(e.cq);
-  qp.written = address(e.written);
+  qp.cq = on_host ? reinterpret_cast<uint64_t>(nic->cq) : address(e.cq);
+  qp.written = on_host ? reinterpret_cast<uint64_t>(&nic->written) : address(e.written);
   qp.finished = address(e.finished);
   qp.marks = address(e.marks);
   qp.targets = address(e.targets);
@@ -113,6 +115,7 @@ void fill(endpoint& e, const endpoint* at, const registers* nic) {
 }
 
 struct shape {
+  bool on_host; // completions
   uint32_t posters; // blocks of one warp
   uint32_t lanes;   // of it that put, together where there are several
   uint32_t queues;
@@ -130,10 +133,10 @@ __device__ void drain(ep::cuda_context& ctx, endpoint& e, const shape& how, uint
     const uint64_t end = done + (ctx.shuffle(told, 0) - static_cast<uint32_t>(done));
     for (uint64_t number = done + ctx.lane(); number < end; number += ctx.lanes()) {
       const uint64_t flags = 0x22u | ((number & depth) == 0 ? 1u : 0u);
-      word_ref(e.cq[(number & (depth - 1)) * cqe_words]).store((number & 0xffffu) | flags << 24 | uint64_t{0x123} << 32, cuda::memory_order_release);
+      word_ref(reinterpret_cast<uint64_t*>(e.qp.cq)[(number & (depth - 1)) * cqe_words]).store((number & 0xffffu) | flags << 24 | uint64_t{0x123} << 32, cuda::memory_order_release);
     }
     ctx.sync_warp();
-    if (ctx.lane() == 0 && end != done) word_ref(e.written).store(end, cuda::memory_order_release);
+    if (ctx.lane() == 0 && end != done) word_ref(*reinterpret_cast<uint64_t*>(e.qp.written)).store(end, cuda::memory_order_release);
     done = end;
   }
 }
@@ -215,7 +218,7 @@ double rate(const way& by, const shape& how) {
   check(cudaHostAlloc(&nics, how.queues * sizeof(registers), cudaHostAllocMapped), "cudaHostAlloc");
   std::memset(nics, 0, how.queues * sizeof(registers));
   std::vector<endpoint> images(how.queues);
-  for (uint32_t q = 0; q < how.queues; ++q) fill(images[q], endpoints + q, nics + q);
+  for (uint32_t q = 0; q < how.queues; ++q) fill(images[q], endpoints + q, nics + q, how.on_host);
   check(cudaMemcpy(endpoints, images.data(), images.size() * sizeof(endpoint), cudaMemcpyHostToDevice), "cudaMemcpy");
   cudaEvent_t begin = nullptr;
   cudaEvent_t end = nullptr;
@@ -261,19 +264,22 @@ int main(int count, char** words) {
   cudaDeviceProp facts{};
   check(cudaGetDeviceProperties(&facts, 0), "cudaGetDeviceProperties");
   std::printf("%s: millions of puts over EFA's facade each second; in brackets: times the lock on the same queue pairs\n", facts.name);
-  for (const uint32_t posters : {1u, 2u, 8u, 16u, 32u, 64u}) {
-    for (const auto& [lanes, run] : {std::pair{1u, 1u}, {1u, 4u}, {1u, 16u}, {4u, 1u}, {16u, 1u}}) {
-      std::printf(lanes == 1 ? "%2u posters, runs of %2u:" : "%2u posters, lanes   %2u:", posters, lanes == 1 ? run : lanes);
-      double lock = 0;
-      for (const way& by : ways) {
-        const shape wanted{posters, lanes, by.own_queues ? posters : 1, run, static_cast<uint32_t>(puts / posters / lanes / run)};
-        double best = 0;
-        for (int round = 0; round < 2; ++round) best = std::max(best, rate(by, wanted));
-        if (by.locks) lock = best;
-        std::printf("  %s %.2f (%.1f)", by.name, best, best / lock);
+  for (const bool on_host : {false, true}) {
+    std::printf("completions in %s memory\n", on_host ? "host" : "GPU");
+    for (const uint32_t posters : {1u, 2u, 8u, 16u, 32u, 64u}) {
+      for (const auto& [lanes, run] : {std::pair{1u, 1u}, {1u, 4u}, {1u, 16u}, {4u, 1u}, {16u, 1u}}) {
+        std::printf(lanes == 1 ? "%2u posters, runs of %2u:" : "%2u posters, lanes   %2u:", posters, lanes == 1 ? run : lanes);
+        double lock = 0;
+        for (const way& by : ways) {
+          const shape wanted{on_host, posters, lanes, by.own_queues ? posters : 1, run, static_cast<uint32_t>(puts / posters / lanes / run)};
+          double best = 0;
+          for (int round = 0; round < 2; ++round) best = std::max(best, rate(by, wanted));
+          if (by.locks) lock = best;
+          std::printf("  %s %.2f (%.1f)", by.name, best, best / lock);
+        }
+        std::printf("\n");
+        std::fflush(stdout);
       }
-      std::printf("\n");
-      std::fflush(stdout);
     }
   }
   return 0;

@@ -74,6 +74,11 @@ struct context {
   void system_fence() const { ++seen.system_fences; }
 };
 
+// As on a GPU.
+struct spinning_context : context {
+  static constexpr bool never_sleeps = true;
+};
+
 template <class T> uint64_t address_of(const T* at) { return reinterpret_cast<uint64_t>(at); }
 
 // A context of one queue pair that nobody executes, in both protocols' structs.
@@ -84,6 +89,7 @@ struct rig {
     qp.cq = address_of(cq);
     qp.written = address_of(&written);
     qp.finished = address_of(finished);
+    qp.marks = address_of(marks);
     qp.targets = address_of(targets);
     qp.values = wqe_bytes == 64 ? address_of(values) : 0;
     qp.depth = qp.cq_depth = depth;
@@ -118,6 +124,7 @@ struct rig {
   alignas(64) uint64_t sq[depth * 16] = {};
   uint64_t cq[depth * 2] = {};
   uint64_t finished[1] = {};
+  uint64_t marks[1] = {};
   uint64_t values[depth] = {};
   uint64_t written = 0;
   uint32_t doorbell = 0;
@@ -197,6 +204,45 @@ void posts() {
   expect("device, two batches", of_run<ours<EP_EFA_SHARE_DEVICE>>(32), {.locked = 34, .words = 256, .doorbells = 2, .register_fences = 34, .system_fences = 0});
 }
 
+// Out of turn who has posted takes completions out once half of the ring is not known to have completed: nobody comes to the end of the room first.
+void polls_ahead() {
+  rig own;
+  for (uint32_t i = 0; i <= depth / 2; ++i) {
+    EP_CHECK_EQ(own.qp.prefix, 0u);
+    EP_CHECK(ours<EP_EFA_SHARE_DEVICE | by_marks>::put(own, false));
+    if (i + 1 < depth / 2) own.complete();
+  }
+  EP_CHECK_EQ(own.qp.prefix, depth / 2 - 1);
+}
+
+// Where nobody sleeps, who finds somebody polling neither tries to nor looks at the CQ; several completions are looked at together, and found up to the first that is not there, wherever the ring ends.
+void one_polls_at_a_time() {
+  for (uint32_t before = 0; before < 2 * depth; before += 7) {
+    for (uint32_t there = 0; there <= depth; there += 5) {
+      rig own;
+      for (uint32_t i = 0; i < before + there; ++i) {
+        if (i == before) {
+          own.complete();
+          EP_CHECK_EQ((efa_poll<EP_EFA_SHARE_DEVICE>(ctx, own.qp)), before);
+        }
+        EP_CHECK(ours<EP_EFA_SHARE_DEVICE>::put(own, false));
+        if (i < before) own.complete();
+      }
+      own.complete();
+      const uint64_t known = own.qp.prefix;
+      spinning_context spinning;
+      seen = {};
+      own.qp.poller = 1;
+      EP_CHECK_EQ((efa_poll<EP_EFA_SHARE_DEVICE>(spinning, own.qp)), known);
+      EP_CHECK_EQ(seen.locked, 0u);
+      own.qp.poller = 0;
+      EP_CHECK_EQ((efa_poll<EP_EFA_SHARE_DEVICE>(spinning, own.qp)), before + there);
+      EP_CHECK_EQ(own.qp.polled, before + there);
+      EP_CHECK_EQ(seen.locked, 2u);
+    }
+  }
+}
+
 // Values, and requests without bytes.
 void other_calls() {
   const auto of = [](uint32_t wqe_bytes, const auto& call) {
@@ -256,6 +302,8 @@ void t23_fence_is_made() {
 
 int main() {
   posts();
+  polls_ahead();
+  one_polls_at_a_time();
   other_calls();
   t23_fence_is_made();
   return ep::check::finish();

@@ -103,6 +103,25 @@ void expect(const counts& found, const counts& wanted, const char* what) {
               static_cast<unsigned long long>(found.records));
 }
 
+// As on a GPU.
+struct spinning_context : context {
+  static constexpr bool never_sleeps = true;
+};
+
+// Where nobody sleeps, who finds somebody polling does not look at the CQ; who may sleep looks himself, and a poster that shares with nobody.
+template <uint32_t Sharing, class Ctx> void polls(bool looks_beside_another) {
+  counted_queue own;
+  Ctx ctx;
+  own.cqe[7] = static_cast<uint64_t>(__builtin_bswap16(2)) << 32; // WQE 2, of three that were taken
+  own.qp.taken = 3;
+  own.qp.poller = 1;
+  EP_CHECK_EQ((ep::mlx5_poll<Sharing>(ctx, own.qp)), looks_beside_another ? 3u : 0u);
+  own.qp.poller = 0;
+  EP_CHECK_EQ((ep::mlx5_poll<Sharing>(ctx, own.qp)), 3u);
+  EP_CHECK_EQ(own.qp.done, 3u);
+  EP_CHECK_EQ(own.qp.poller, 0u);
+}
+
 constexpr uint32_t device = EP_IBGDA_SHARE_DEVICE;
 constexpr uint32_t block = EP_IBGDA_SHARE_BLOCK;
 constexpr uint32_t thread = EP_IBGDA_SHARE_THREAD;
@@ -124,5 +143,9 @@ int main() {
     // The lock's: everything for each WQE.
     expect(of_batch<ep::post_under_lock, device>(batch, false), {.locked = batch, .loads = 3 * batch, .stores = 3 * batch, .doorbells = batch, .records = batch}, "lock");
   }
+  polls<device, spinning_context>(false);
+  polls<block, spinning_context>(false);
+  polls<thread, spinning_context>(true);
+  polls<device, context>(true);
   return ep::check::finish();
 }

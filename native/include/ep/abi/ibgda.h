@@ -57,7 +57,7 @@ typedef struct ep_ibgda_qp {
   uint64_t ringer;         /* of posters out of turn: twice the WQEs that the last doorbell told of, and 1 more while somebody rings, who will look at the marks again */
   uint8_t pad3[56];
   uint64_t done;           /* counter: WQEs known to have completed */
-  uint64_t poller;         /* 1: somebody takes CQEs out of a CQ that is a ring */
+  uint64_t poller;         /* 1: somebody takes CQEs out of a CQ that is a ring, or looks at a collapsed one for all */
   uint64_t polled;         /* counter: CQEs taken out; belongs to the poller */
   uint8_t pad4[40];
   uint64_t lock;           /* of the spin-lock path, which is kept for comparison */

@@ -14,6 +14,7 @@
  *   clock_ns()                   for statistics only
  *   wake(address of ep_wake_word)           after a signal: wakes sleepers of that rank
  *   static constexpr bool wakes_nobody      only where wake does nothing: no fence is needed before it
+ *   static constexpr bool never_sleeps      only where waits look until they find: one lane may look for all, and nobody wakes the others
  *   static constexpr bool single_lane       true where a block is one lane (the host's `fast` executor)
  *
  * Which copy path runs is decided by the scope's `single` member, never by __CUDA_ARCH__: otherwise the simt executor would never run the

@@ -61,6 +61,7 @@ struct cuda_context {
   /* Peers on the host that may sleep are woken by their engine; peers on a GPU never sleep. */
   EP_HD void wake(uint64_t) const {}
   static constexpr bool wakes_nobody = true;
+  static constexpr bool never_sleeps = true;
   static constexpr bool outlives_ranks = true; /* a rank is dead before its kernels have ended: see moe_ended */
 
   template <bool Equal>

@@ -78,7 +78,7 @@ template <uint32_t Sharing, class Ctx> EP_HD_SELDOM bool efa_ring_left(Ctx& ctx,
 }
 
 /* Whether numbers first to first + count - 1 may be written, or something can be done about it. Orders nothing: whoever has waited looks again. */
-template <uint32_t Sharing> struct efa_room_look {
+template <uint32_t Sharing, class Ctx> struct efa_room_look {
   ep_efa_qp& qp;
   uint64_t first;
   uint32_t count;
@@ -90,7 +90,12 @@ template <uint32_t Sharing> struct efa_room_look {
     if (broken != EP_EFA_SOUND) return true;
     const bool room = first + count <= *found + qp.depth;
     if (room && first + count <= rung + qp.max_batch) return true;
-    if (!room && efa_has_completion(qp)) return true;
+    if constexpr (one_polls<Sharing, Ctx>) {
+      polling_context polling;
+      if (!room && efa_poll<Sharing>(polling, qp) != *found) return true;
+    } else {
+      if (!room && efa_has_completion(qp)) return true;
+    }
     if constexpr (!efa_in_turn<Sharing>) return efa_is_left(here, qp);
     return (load_acquire(here, &qp.ready) == first && load_acquire(here, &qp.rung) < first && load_acquire(here, &qp.ringer) == 0);
   }
@@ -112,7 +117,7 @@ EP_HD_SELDOM bool efa_wait_room(Ctx& ctx, ep_efa_qp& qp, uint64_t first, uint32_
     } else if (words::load(ctx, &qp.ready) == first && efa_ring_left<Sharing>(ctx, qp)) {
       continue;
     }
-    if (!ctx.wait_for(efa_room_look<Sharing>{qp, first, count}, first + count - qp.depth, peer, EP_STAGE_ROOM, status)) {
+    if (!ctx.wait_for(efa_room_look<Sharing, Ctx>{qp, first, count}, first + count - qp.depth, peer, EP_STAGE_ROOM, status)) {
       efa_break(ctx, qp, EP_STATUS_CLOSED, EP_EFA_STATUS_OK, first);
       return false;
     }
@@ -169,6 +174,7 @@ struct efa_taken {
   uint64_t first;
   uint64_t end;
   uint64_t rung; /* as it was when they were taken: it has not become less */
+  uint64_t prefix; /* the same */
 };
 
 /* Takes `count` numbers and waits until their WQEs may be written. */
@@ -193,7 +199,7 @@ EP_HD_SMALL bool efa_take(Ctx& ctx, ep_efa_qp& qp, uint32_t count, int32_t peer,
     rung = words::load(ctx, &qp.rung);
     prefix = words::load(ctx, &qp.prefix);
   }
-  *taken = {first, end, rung};
+  *taken = {first, end, rung, prefix};
   if (end - prefix <= qp.depth && end - rung <= qp.max_batch) [[likely]] return true;
   return efa_wait_room<Sharing>(ctx, qp, first, count, peer, status);
 }
@@ -205,6 +211,13 @@ template <class Ctx, class Build> EP_HD_SMALL void efa_write(Ctx& ctx, ep_efa_qp
                                (qp.flags & EP_EFA_QP_WIDE_ID) != 0};
   ctx.point();
   reinterpret_cast<ep_efa_request*>(qp.requests)[slot] = build(writer);
+}
+
+/* Completions are taken out before room runs out, by one who has nothing else to do for others, while those go on: each look at the CQ may be one across the bus, and where all wait for room they wait for as many looks as the ring has WQEs. */
+template <uint32_t Sharing, class Ctx> EP_HD void efa_poll_ahead(Ctx& ctx, ep_efa_qp& qp, const efa_taken& taken) {
+  if constexpr (!poster_words<Sharing>::alone) {
+    if (taken.end - taken.prefix > qp.depth / 2 && taken.end - poster_words<Sharing>::load(ctx, &qp.prefix) > qp.depth / 2) efa_poll<Sharing>(ctx, qp);
+  }
 }
 
 /* Waits for the turn of what was taken and written, rings or leaves that to others, and passes the turn on; or marks it and rings or leaves that: then this lane has fenced what it wrote, too. */
@@ -220,6 +233,7 @@ EP_HD_SMALL bool efa_publish(Ctx& ctx, ep_efa_qp& qp, const efa_taken& taken, co
     } else if (!leaves || words::load(ctx, &qp.left) == taken.first + 1) {
       efa_ring_marked<Sharing>(ctx, qp);
     }
+    efa_poll_ahead<Sharing>(ctx, qp, taken);
     return true;
   }
   if (words::load(ctx, &qp.ready) != taken.first && !efa_wait_turn<Sharing>(ctx, qp, taken.first, options.peer, status)) [[unlikely]] return false;
@@ -250,7 +264,7 @@ EP_HD_SMALL bool efa_post_one(Ctx& ctx, ep_efa_qp& qp, const Build& build, const
 template <uint32_t Sharing, class Ctx, class Group, class Build>
 EP_HD uint64_t efa_post_batch(Ctx& ctx, const Group& group, ep_efa_qp& qp, uint32_t count, const Build& build, const efa_post_options& options,
                               ep_kernel_status* status) {
-  efa_taken taken{efa_refused, efa_refused, 0};
+  efa_taken taken{efa_refused, efa_refused, 0, 0};
   if (group.lane() == 0) efa_take<Sharing>(ctx, qp, count, options.peer, &taken, status);
   const uint64_t first = group.from_first(taken.first);
   if (first == efa_refused) return first;

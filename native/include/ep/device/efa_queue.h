@@ -46,21 +46,47 @@ struct efa_cq {
     const uint64_t high = load_relaxed(ctx, reinterpret_cast<const uint64_t*>(entry(polled) + 8));
     return cqe.id() | (cqe.bits >> 48) << 16 | (high & 0xffffffffu) << 32;
   }
-  /* From completion `polled` on, how many are of WQEs polled, polled + 1 and so on, which have succeeded: one comparison each says so. */
-  template <class Ctx> EP_HD uint64_t in_order(Ctx& ctx, uint64_t polled) const {
-    if (wide_id) return 0;
+  /* Completions of WQEs that follow each other and have succeeded. */
+  struct run {
+    uint64_t count;
+    bool ended; /* what follows them is not there yet */
+  };
+  static constexpr uint32_t looks_ahead = 16; /* as many as a doorbell tells of */
+  /* From completion `polled` on, those of WQEs polled, polled + 1 and so on: one comparison each says so. */
+  template <class Ctx> EP_HD run in_order(Ctx& ctx, uint64_t polled) const {
+    if (wide_id) return {0, false};
     const uint64_t place = polled & (depth - 1);
     const uint64_t round = depth - place; /* until phase and address jump */
     const uint64_t wraps = 0x10000u - (polled & 0xffffu);
     const uint64_t most = round < wraps ? round : wraps;
     const uint64_t first = (polled & 0xffffu) | phase(polled) << 24; /* id, EP_EFA_STATUS_OK, phase */
-    uint64_t at = base + place * entry_bytes;
+    const auto at = [&](uint64_t i) { return reinterpret_cast<const uint64_t*>(base + (place + i) * entry_bytes); };
     uint64_t i = 0;
-    while (i < most && (load_acquire(ctx, reinterpret_cast<const uint64_t*>(at)) & 0x1ffffffu) == first + i) {
-      at += entry_bytes;
-      ++i;
+    uint64_t last = 0;
+    bool all = true;
+    if constexpr (requires { Ctx::never_sleeps; }) {
+      /* Several looks under way: one after the other, each as far as memory of the host is for a GPU, they took longer than all else of a put. */
+      while (all && i < most) {
+        uint64_t held[looks_ahead];
+        const uint64_t from = i;
+        EP_UNROLL for (uint32_t k = 0; k < looks_ahead; ++k) held[k] = load_relaxed(ctx, at(from + k < most ? from + k : from));
+        EP_UNROLL for (uint32_t k = 0; k < looks_ahead; ++k) {
+          if (!all || i == most) continue;
+          last = held[k];
+          all = (last & 0x1ffffffu) == first + i;
+          if (all) ++i;
+        }
+      }
+      if (i != 0) fence_order();
+    } else {
+      while (i < most) {
+        last = load_acquire(ctx, at(i));
+        all = (last & 0x1ffffffu) == first + i;
+        if (!all) break;
+        ++i;
+      }
     }
-    return i;
+    return {i, !all && !valid(polled + i, {last})};
   }
 };
 static_assert(EP_EFA_STATUS_OK == 0, "in_order compares with it");
@@ -115,17 +141,26 @@ EP_HD uint64_t efa_finish(ep_efa_qp& qp, uint64_t prefix, uint64_t number) {
 /* Takes completions out of the CQ; how many WQEs have completed as have all before them. Breaks the queue pair when one has failed. */
 template <uint32_t Sharing, class Ctx> EP_HD uint64_t efa_poll(Ctx& ctx, ep_efa_qp& qp) {
   using words = poster_words<Sharing>;
+  if constexpr (one_polls<Sharing, Ctx>) {
+    if (words::load(ctx, &qp.poller) != 0) return words::load(ctx, &qp.prefix);
+  }
   if (!words::flag_take(ctx, &qp.poller)) return words::load(ctx, &qp.prefix);
   const efa_cq cq(qp);
   uint64_t prefix = words::load(ctx, &qp.prefix);
   uint64_t polled = qp.polled;
   uint64_t failed = 0;
   uint32_t failure = EP_EFA_STATUS_OK;
+  bool ended = false;
   if (polled == prefix) { /* as many were taken out as are below the prefix: nothing is marked */
-    while (const uint64_t more = cq.in_order(ctx, polled)) polled += more;
+    for (;;) {
+      const efa_cq::run run = cq.in_order(ctx, polled);
+      polled += run.count;
+      ended = run.ended;
+      if (run.count == 0 || ended) break;
+    }
     prefix = polled;
   }
-  for (;; ++polled) {
+  for (; !ended; ++polled) {
     const efa_cqe cqe = cq.load(ctx, polled);
     if (!cq.valid(polled, cqe)) break;
     const uint64_t number = cq.number(ctx, polled, cqe, prefix);
@@ -166,13 +201,29 @@ struct efa_done_look {
   }
 };
 
+/* The same where one poster at a time polls. */
+template <uint32_t Sharing> struct efa_polled_look {
+  ep_efa_qp& qp;
+  uint64_t needed;
+  EP_HD bool operator()(uint64_t* found) const {
+    polling_context here;
+    *found = poster_words<Sharing>::load(here, &qp.prefix);
+    if (*found >= needed || load_acquire(here, &qp.broken) != EP_EFA_SOUND) return true;
+    *found = efa_poll<Sharing>(here, qp);
+    return *found >= needed;
+  }
+};
+
 /* Waits until all WQEs with numbers below `needed` have completed. They must have been rung. */
 template <uint32_t Sharing, class Ctx>
 EP_HD bool efa_wait_done(Ctx& ctx, ep_efa_qp& qp, uint64_t needed, int32_t peer, ep_kernel_status* status) {
   for (;;) {
     if (poster_words<Sharing>::load(ctx, &qp.prefix) >= needed || efa_poll<Sharing>(ctx, qp) >= needed) return true;
     if (efa_state(ctx, qp) != EP_EFA_SOUND) return efa_report(ctx, qp, status);
-    if (!ctx.wait_for(efa_done_look{qp, needed}, needed, peer, EP_STAGE_COMPLETION, status)) return false;
+    bool found;
+    if constexpr (one_polls<Sharing, Ctx>) found = ctx.wait_for(efa_polled_look<Sharing>{qp, needed}, needed, peer, EP_STAGE_COMPLETION, status);
+    else found = ctx.wait_for(efa_done_look{qp, needed}, needed, peer, EP_STAGE_COMPLETION, status);
+    if (!found) return false;
   }
 }
 

@@ -73,21 +73,37 @@ template <class Ctx> EP_HD_SELDOM bool mlx5_report(Ctx& ctx, ep_ibgda_qp& qp, ep
   return false;
 }
 
-/* How many WQEs have completed. Breaks the queue pair when one has failed. */
+/* Of a collapsed CQ.
+ * HAZARD: `done` first, with acquire. A CQE that is older than it would look like 2^16 completions more. */
+template <uint32_t Sharing, class Ctx> EP_HD uint64_t mlx5_poll_collapsed(Ctx& ctx, ep_ibgda_qp& qp) {
+  using words = poster_words<Sharing>;
+  const uint64_t done = words::load(ctx, &qp.done);
+  const mlx5_cqe_tail tail = mlx5_cqe_load(ctx, qp.cq);
+  if (tail.opcode() == EP_MLX5_CQE_INVALID) return done;
+  if (tail.opcode() != EP_MLX5_CQE_REQ) {
+    mlx5_break_by_cqe(ctx, qp, qp.cq, mlx5_number(done, tail.counter()));
+    return done;
+  }
+  const uint64_t now = mlx5_number(done, static_cast<uint16_t>(tail.counter() + 1));
+  if (now != done) words::raise(ctx, &qp.done, now);
+  return now;
+}
+
+/* How many WQEs have completed, as far as this poster may look. Breaks the queue pair when one has failed. */
 template <uint32_t Sharing, class Ctx> EP_HD uint64_t mlx5_poll(Ctx& ctx, ep_ibgda_qp& qp) {
   using words = poster_words<Sharing>;
+  if constexpr (one_polls<Sharing, Ctx>) {
+    if (words::load(ctx, &qp.poller) != 0) return words::load(ctx, &qp.done);
+  }
   if ((qp.flags & EP_IBGDA_CQ_COLLAPSED) != 0) {
-    /* HAZARD: `done` first, with acquire. A CQE that is older than it would look like 2^16 completions more. */
-    const uint64_t done = words::load(ctx, &qp.done);
-    const mlx5_cqe_tail tail = mlx5_cqe_load(ctx, qp.cq);
-    if (tail.opcode() == EP_MLX5_CQE_INVALID) return done;
-    if (tail.opcode() != EP_MLX5_CQE_REQ) {
-      mlx5_break_by_cqe(ctx, qp, qp.cq, mlx5_number(done, tail.counter()));
-      return done;
+    if constexpr (one_polls<Sharing, Ctx>) {
+      if (!words::flag_take(ctx, &qp.poller)) return words::load(ctx, &qp.done);
+      const uint64_t found = mlx5_poll_collapsed<Sharing>(ctx, qp);
+      words::flag_drop(ctx, &qp.poller);
+      return found;
+    } else {
+      return mlx5_poll_collapsed<Sharing>(ctx, qp);
     }
-    const uint64_t now = mlx5_number(done, static_cast<uint16_t>(tail.counter() + 1));
-    if (now != done) words::raise(ctx, &qp.done, now);
-    return now;
   }
   if (!words::flag_take(ctx, &qp.poller)) return words::load(ctx, &qp.done);
   uint64_t done = words::load(ctx, &qp.done);
@@ -129,13 +145,29 @@ struct mlx5_done_look {
   }
 };
 
+/* The same where one poster at a time looks: until so many WQEs have completed. */
+template <uint32_t Sharing> struct mlx5_polled_look {
+  ep_ibgda_qp& qp;
+  uint64_t needed;
+  EP_HD bool operator()(uint64_t* found) const {
+    polling_context here;
+    *found = poster_words<Sharing>::load(here, &qp.done);
+    if (*found >= needed || mlx5_state(here, qp) != EP_IBGDA_SOUND) return true;
+    *found = mlx5_poll<Sharing>(here, qp);
+    return *found >= needed;
+  }
+};
+
 /* Waits until WQEs with numbers below `needed` have completed. */
 template <uint32_t Sharing, class Ctx>
 EP_HD_SELDOM bool mlx5_wait_done(Ctx& ctx, ep_ibgda_qp& qp, uint64_t needed, uint32_t stage, ep_kernel_status* status) {
   for (;;) {
     if (poster_words<Sharing>::load(ctx, &qp.done) >= needed || mlx5_poll<Sharing>(ctx, qp) >= needed) return true;
     if (mlx5_state(ctx, qp) != EP_IBGDA_SOUND) return mlx5_report(ctx, qp, status);
-    if (!ctx.wait_for(mlx5_done_look{qp, needed}, needed, qp.peer, stage, status)) return false;
+    bool found;
+    if constexpr (one_polls<Sharing, Ctx>) found = ctx.wait_for(mlx5_polled_look<Sharing>{qp, needed}, needed, qp.peer, stage, status);
+    else found = ctx.wait_for(mlx5_done_look{qp, needed}, needed, qp.peer, stage, status);
+    if (!found) return false;
   }
 }
 

@@ -109,6 +109,16 @@ template <uint32_t Sharing> struct poster_words {
   }
 };
 
+/* Whether one poster at a time looks at the CQ, and the others at what it has found: where waits never sleep, and several posters meet.
+ * HAZARD: not where waits may sleep: who had found somebody looking would sleep through what the NIC wrote just behind that look, since nobody wakes it but the NIC.
+ * Of time: where the CQ lies in memory of the host, looks of a GPU queue up on its line, some 1 us each: 128 blocks that waited for room posted 1.1 million WQEs a second, by one look at a time 66. */
+template <uint32_t Sharing, class Ctx> constexpr bool one_polls = requires { Ctx::never_sleeps; } && !poster_words<Sharing>::alone;
+
+/* For polls in looks of Ctx::wait_for, as no_point. */
+struct polling_context : no_point {
+  static constexpr bool never_sleeps = true;
+};
+
 /* Lanes that write the WQEs of one post together. All of them call with equal arguments. */
 template <class Ctx> struct lone_poster {
   Ctx& ctx;
