@@ -174,11 +174,23 @@ async function sameReceived(found, expected, { hidden, mode }, worldSize) {
   return compared;
 }
 
+/** Who took long over what: a rank that others have given up was late, and its last steps say where. */
+class Steps {
+  slow = [];
+  #last = performance.now();
+
+  done(step) {
+    const now = performance.now();
+    if (now - this.#last > 2000) this.slow.push(`${step} took ${((now - this.#last) / 1000).toFixed(1)} s`);
+    this.#last = now;
+  }
+}
+
 const whole = async (halves, buffer, name, ...rest) =>
   halves ? (await buffer[`${name}Send`](...rest)).receive() : buffer[name](...rest);
 
 /** One cell: buffers of either kind, and the same calls of both. Rows that were compared. */
-async function runCell({ transport, host, stream, cell, number, memory }) {
+async function runCell({ transport, host, stream, cell, number, memory, steps }) {
   const { rank, worldSize } = transport;
   const { mode, dtype, hidden, zeroCopyCombine } = cell;
   const map = mapOf(worldSize);
@@ -186,7 +198,9 @@ async function runCell({ transport, host, stream, cell, number, memory }) {
   const layouts = mode === 'high-throughput' ? { layouts: 1 } : {};
   const kernels = { blocks: 1 + (number % 2), lanes: 32 << (number % 4) };
   const there = await openDeviceMoeBuffer(transport, { ...shape, ...layouts, ...kernels, stream });
+  steps.done('opening on the GPU');
   const here = await openMoeBuffer(host, { ...shape, zeroCopyCombine: false });
+  steps.done('opening on the host');
   const width = dtype === 'f32' ? 4 : 2;
   const place = (i, rows) => memory[i].tensor(dtype, [rows, hidden]);
   assert.ok(there.receiveRows * hidden * width <= memory[0].byteLength, 'results do not fit');
@@ -202,10 +216,13 @@ async function runCell({ transport, host, stream, cell, number, memory }) {
     const bias = Array.from({ length: call % 3 }, () => moderate(dtype, tokens * hidden, draws));
     await writeTensor(rows, place(1, tokens));
     for (const [i, one] of bias.entries()) await writeTensor(one, place(3 + i, tokens));
+    steps.done(`call ${call}: writing to the GPU`);
     const limits = mode === 'high-throughput' ? { keepLayout: keepLayout === true } : {};
     const x = tensor(dtype, [tokens, hidden], rows);
     const expected = await whole(halves, here, 'dispatch', x, cached ? kept.here : choices, limits);
+    steps.done(`call ${call}: dispatch on the host`);
     const found = await whole(halves, there, 'dispatch', place(1, tokens), cached ? kept.there : choices, limits);
+    steps.done(`call ${call}: dispatch on the GPU`);
     if (keepLayout) Object.assign(kept, { here: expected.layout, there: found.layout });
     compared += await sameReceived(found, expected, cell, worldSize);
 
@@ -214,17 +231,20 @@ async function runCell({ transport, host, stream, cell, number, memory }) {
     const offered = zeroCopyCombine && (call + rank) % 3 !== 0;
     const answer = offered ? found.combineBuffer : memory[0].tensor(dtype, found.x.shape);
     await writeTensor(y, answer);
+    steps.done(`call ${call}: comparing, and writing results to the GPU`);
     const given = weights === undefined ? {} : { weights };
     const sums = await whole(halves, here, 'combine', tensor(dtype, [count / hidden, hidden], y), expected.handle, {
       ...given,
       bias: bias.map((one) => tensor(dtype, [tokens, hidden], one)),
     });
+    steps.done(`call ${call}: combine on the host`);
     const out = place(2, tokens);
     await whole(halves, there, 'combine', answer, found.handle, {
       ...given,
       bias: bias.map((_, i) => place(3 + i, tokens)),
       out,
     });
+    steps.done(`call ${call}: combine on the GPU`);
     if (cached) kept.there.release();
     const both = [await deviceBytes(out), bytesOf(sums.y.data).subarray(0, tokens * hidden * width)];
     const at = both[0].findIndex((byte, i) => byte !== both[1][i]);
@@ -236,6 +256,7 @@ async function runCell({ transport, host, stream, cell, number, memory }) {
   assert.deepEqual([[...there.losses], [...here.losses]], [[], []]);
   await there.close();
   await here.close();
+  steps.done('closing');
   return compared;
 }
 
@@ -258,10 +279,12 @@ async function expertGrid({ transport, device, store, rank, worldSize, data: { f
   let [cells, rows] = [0, 0];
   for (const [number, cell] of [...expertCells()].entries()) {
     if (number % step !== from % step) continue;
+    const steps = new Steps();
     try {
-      rows += await runCell({ transport, host, stream, cell, number, memory });
+      rows += await runCell({ transport, host, stream, cell, number, memory, steps });
     } catch (error) {
-      throw new Error(`${nameOf(cell)}: ${error.code ?? ''} ${error.stack}`, { cause: error });
+      const slow = steps.slow.length > 0 ? ` (${steps.slow.join(', ')})` : '';
+      throw new Error(`${nameOf(cell)}${slow}: ${error.code ?? ''} ${error.stack}`, { cause: error });
     }
     cells++;
   }
