@@ -186,8 +186,15 @@ class Steps {
   }
 }
 
-const whole = async (halves, buffer, name, ...rest) =>
-  halves ? (await buffer[`${name}Send`](...rest)).receive() : buffer[name](...rest);
+/** A call that blocks its thread, and one that is long under way, are told apart. */
+async function whole(steps, halves, buffer, name, ...rest) {
+  const begun = halves ? buffer[`${name}Send`](...rest) : buffer[name](...rest);
+  steps.done(`putting ${name} on its way`);
+  if (!halves) return begun;
+  const hook = await begun;
+  steps.done(`the first half of ${name}`);
+  return hook.receive();
+}
 
 /** One cell: buffers of either kind, and the same calls of both. Rows that were compared. */
 async function runCell({ transport, host, stream, cell, number, memory, steps }) {
@@ -219,9 +226,17 @@ async function runCell({ transport, host, stream, cell, number, memory, steps })
     steps.done(`call ${call}: writing to the GPU`);
     const limits = mode === 'high-throughput' ? { keepLayout: keepLayout === true } : {};
     const x = tensor(dtype, [tokens, hidden], rows);
-    const expected = await whole(halves, here, 'dispatch', x, cached ? kept.here : choices, limits);
+    const expected = await whole(steps, halves, here, 'dispatch', x, cached ? kept.here : choices, limits);
     steps.done(`call ${call}: dispatch on the host`);
-    const found = await whole(halves, there, 'dispatch', place(1, tokens), cached ? kept.there : choices, limits);
+    const found = await whole(
+      steps,
+      halves,
+      there,
+      'dispatch',
+      place(1, tokens),
+      cached ? kept.there : choices,
+      limits,
+    );
     steps.done(`call ${call}: dispatch on the GPU`);
     if (keepLayout) Object.assign(kept, { here: expected.layout, there: found.layout });
     compared += await sameReceived(found, expected, cell, worldSize);
@@ -233,13 +248,21 @@ async function runCell({ transport, host, stream, cell, number, memory, steps })
     await writeTensor(y, answer);
     steps.done(`call ${call}: comparing, and writing results to the GPU`);
     const given = weights === undefined ? {} : { weights };
-    const sums = await whole(halves, here, 'combine', tensor(dtype, [count / hidden, hidden], y), expected.handle, {
-      ...given,
-      bias: bias.map((one) => tensor(dtype, [tokens, hidden], one)),
-    });
+    const sums = await whole(
+      steps,
+      halves,
+      here,
+      'combine',
+      tensor(dtype, [count / hidden, hidden], y),
+      expected.handle,
+      {
+        ...given,
+        bias: bias.map((one) => tensor(dtype, [tokens, hidden], one)),
+      },
+    );
     steps.done(`call ${call}: combine on the host`);
     const out = place(2, tokens);
-    await whole(halves, there, 'combine', answer, found.handle, {
+    await whole(steps, halves, there, 'combine', answer, found.handle, {
       ...given,
       bias: bias.map((_, i) => place(3 + i, tokens)),
       out,
