@@ -256,6 +256,7 @@ set(EP_TESTS
   tests/gpu/gpu_stream_test.cpp
   tests/gpu/nccl_test.cpp
   tests/gpu/peer_losses_test.cpp
+  tests/gpu/slow_device_test.cpp
   tests/hostile_test.cpp
   tests/core_attention_test.cpp
   tests/efa/efa_device_limits_test.cpp
@@ -333,7 +334,7 @@ set(EP_SAMPLED_TESTS
 set(EP_SHIM_TESTS soft_control_test verbs_shim_test)
 set(EP_FABRIC_SHIM_TESTS libfabric_shim_test)
 set(EP_RDM_SHIM_TESTS fabric_gpu_test)
-set(EP_GPU_SHIM_TESTS gpu_stream_test nccl_test peer_losses_test)
+set(EP_GPU_SHIM_TESTS gpu_stream_test nccl_test peer_losses_test slow_device_test)
 
 # As they are, but for the seam in tests/litmus/seam.hpp.
 set(EP_LITMUS_SOURCES
