@@ -1,6 +1,7 @@
 // Wrong calls of one rank, each of which must be refused and leave the dispatcher as good as it was.
 import { tensor } from '@ep/core';
 import { openDispatcher } from '@ep/cuda-kernels';
+import { codeOf } from '../code-of.mjs';
 import { randomPlan } from './plans.mjs';
 
 /** The code of each, by the name of what is wrong. */
@@ -40,14 +41,6 @@ export async function badInput({ transport, worldSize }) {
     new Float32Array(new ArrayBuffer(rows * 16, { maxByteLength: rows * 32 })),
   );
   attempt('resizable', () => forward.run({ q: resizable }));
-  const codeOf = async (body) => {
-    try {
-      await body();
-      return 'no error';
-    } catch (error) {
-      return error.code ?? String(error);
-    }
-  };
   codes.capacity = await codeOf(() =>
     dispatcher.bind({ big: [{ name: 'q', plan, dtype: 'f64', rowShape: [100_000] }] }),
   );

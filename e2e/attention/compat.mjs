@@ -4,6 +4,7 @@ import { compatBytesFor, openCompatDispatcher } from '@ep/cuda-kernels';
 import { allocateHost } from '@ep/native';
 import { planAttention, shardsOfDocuments } from '@ep/plan';
 import { movePlan } from '@ep/plan/reference';
+import { codeOf } from '../code-of.mjs';
 import { fillRows, fullPlan, randomPlan, storageOf } from './plans.mjs';
 
 const ROW_BYTES = { q: 32, kv: 16 }; // whole vectors
@@ -31,15 +32,6 @@ const allRows = (rowsOfRank, width, salt, dtype = 'f32') =>
   Array.from(rowsOfRank, (rows, rank) => storageOf(dtype, fillRows(new Float32Array(rows * width), rank, width, salt)));
 
 const bytesOf = (storage) => Buffer.from(storage.buffer, storage.byteOffset, storage.byteLength);
-
-const codeOf = async (body) => {
-  try {
-    await body();
-    return 'no error';
-  } catch (error) {
-    return error.code ?? String(error);
-  }
-};
 
 /** Every dispatch of the plans that the kernel accepts, several times over, against the plain oracle. */
 async function compat({ transport, rank, worldSize, data }) {

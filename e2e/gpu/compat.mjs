@@ -22,7 +22,7 @@ const plans = {
     randomPlan(seed, ranks, { documents: 4 * ranks, maxLength: 12, everyone: true, sharing: 'each-query' }),
 };
 
-const codeOf = (body) =>
+const outcomeOf = (body) =>
   body().then(
     (value) => ({ value }),
     (error) => ({ refused: `${error.code} ${error.message}` }),
@@ -44,8 +44,8 @@ async function runCell({ transport, host, device, stream, plan, dtype, rowBytes,
   const counts = { compared: 0, refused: 0, bytes: 0 };
   for (const [name, parts] of Object.entries(specs)) {
     const [far, near] = [
-      await codeOf(() => there.bind({ [name]: parts })),
-      await codeOf(() => here.bind({ [name]: parts })),
+      await outcomeOf(() => there.bind({ [name]: parts })),
+      await outcomeOf(() => here.bind({ [name]: parts })),
     ];
     assert.equal(far.refused, near.refused, name);
     if (far.refused !== undefined) {
@@ -137,7 +137,7 @@ async function compatAbsent({ transport, device, rank, worldSize, data: { absent
     if (round === 0 && rank !== absent) {
       const error = await queries.run({ q }, { timeoutMs: 300 }).catch((reason) => reason);
       said.push([error.code, error.context?.awaited]);
-      said.push((await codeOf(() => queries.run({ q }))).refused?.split(' ')[0]);
+      said.push((await outcomeOf(() => queries.run({ q }))).refused?.split(' ')[0]);
     }
     if (round === 1) await queries.run({ q });
     await dispatcher.close();

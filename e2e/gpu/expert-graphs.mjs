@@ -2,6 +2,7 @@
 import assert from 'node:assert/strict';
 import { elementBytes, encode } from '@ep/core';
 import { openDeviceMoeBuffer, readTensor, viewTensor, writeTensor } from '@ep/cuda-kernels';
+import { codeOf } from '../code-of.mjs';
 
 const TOP_K = 2;
 const MAX_TOKENS = 6;
@@ -20,15 +21,6 @@ const draw = (...words) => {
 const numbers = (dtype, count, ...words) => {
   const values = Float32Array.from({ length: count }, (_, i) => draw(...words, i) * 2 - 1);
   return dtype === 'f32' ? values : encode(dtype, values);
-};
-
-const codeOf = async (body) => {
-  try {
-    await body();
-    return 'no error';
-  } catch (error) {
-    return error.code ?? String(error);
-  }
 };
 
 /** Different experts, some choices left open. */

@@ -4,6 +4,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { decode, elementBytes, encode, viewStorage } from '@ep/core';
 import { openDeviceMoeBuffer, readTensor, writeTensor } from '@ep/cuda-kernels';
 import { native } from '@ep/native';
+import { codeOf } from '../code-of.mjs';
 import { manyReplays } from './tensors.mjs';
 
 const EXPERTS = 12;
@@ -224,15 +225,6 @@ export async function offeredExperts({ transport, device, rank, worldSize, data:
   await stream.close();
   return sums;
 }
-
-const codeOf = async (body) => {
-  try {
-    await body();
-    return 'no error';
-  } catch (error) {
-    return error.code ?? String(error);
-  }
-};
 
 /**
  * Two calls of experts, who return rows as they are, as one graph: replayed with new tokens, choices and weights on the device, many times at once, around a call that is not captured, and without a rank

@@ -2,6 +2,7 @@
 import assert from 'node:assert/strict';
 import { initProcessGroup } from '@ep/collectives';
 import { readTensor, writeTensor } from '@ep/cuda-kernels';
+import { codeOf } from '../code-of.mjs';
 import { everyOperation } from './collectives.mjs';
 
 const open = ({ transport, store, rank, worldSize }, stream, device = {}) =>
@@ -12,15 +13,6 @@ const open = ({ transport, store, rank, worldSize }, stream, device = {}) =>
     worldSize,
     device: { stream, stagingBytes: 2 ** 20, ...device },
   });
-
-const codeOf = async (body) => {
-  try {
-    await body();
-    return 'no error';
-  } catch (error) {
-    return error.code;
-  }
-};
 
 /** Everybody makes all of these, in this order, and gets those that it is in. */
 async function makeAll(world, rank, lists) {

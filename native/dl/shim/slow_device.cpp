@@ -109,7 +109,7 @@ extern "C" __attribute__((visibility("default"))) const ep_cuda_table* ep_cuda_t
     original = open_original(version);
     if (original == nullptr) return nullptr;
     static ep_cuda_table table = *original;
-    // What the texts of errors and addresses are asked of does not reach the driver.
+    // All but what cannot wait: error_text, device_count, stream_handle.
 #define EP_WATCH(entry) watch<&ep_cuda_table::entry>(table, #entry)
     EP_WATCH(device_facts), EP_WATCH(memory_allocate), EP_WATCH(memory_free), EP_WATCH(memory_export), EP_WATCH(memory_import), EP_WATCH(memory_unmap), EP_WATCH(memory_find), EP_WATCH(pinned_allocate),
         EP_WATCH(pinned_free), EP_WATCH(stream_create), EP_WATCH(stream_destroy), EP_WATCH(stream_finish), EP_WATCH(event_create), EP_WATCH(event_destroy), EP_WATCH(event_record), EP_WATCH(event_query),

@@ -53,7 +53,7 @@ int main() {
   EP_CHECK(table != nullptr);
   const ep_cuda_table* plain = table_of(EP_CUDA_HOST);
   EP_CHECK_EQ(table->byte_length, plain->byte_length);
-  // Every entry is watched, but for the two of which the driver is not asked.
+  // Every entry is watched, but for three that cannot wait.
   const auto* ours = reinterpret_cast<void* const*>(&table->error_text);
   const auto* theirs = reinterpret_cast<void* const*>(&plain->error_text);
   const size_t entries = (sizeof *table - offsetof(ep_cuda_table, error_text)) / sizeof(void*);
