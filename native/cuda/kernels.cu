@@ -104,9 +104,7 @@ template <class Vector> __device__ void copy_piece(const ep_cuda_piece& piece, u
   }
 #pragma unroll
   for (uint32_t n = 0; n < piece_vectors; ++n) {
-    if (first + n * piece_lanes >= to) continue;
-    reinterpret_cast<Vector*>(piece.to)[first + n * piece_lanes] = held[n];
-    if (piece.clear != 0) reinterpret_cast<Vector*>(piece.from)[first + n * piece_lanes] = Vector{};
+    if (first + n * piece_lanes < to) reinterpret_cast<Vector*>(piece.to)[first + n * piece_lanes] = held[n];
   }
 }
 

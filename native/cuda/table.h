@@ -13,7 +13,7 @@
 #include "ep/abi/group.h"
 #include "ep/abi/moe.h"
 
-#define EP_CUDA_TABLE_VERSION 12u
+#define EP_CUDA_TABLE_VERSION 13u
 #define EP_CUDA_TABLE_SYMBOL "ep_cuda_table_of"
 
 #define EP_CUDA_IPC_BYTES 64u
@@ -64,7 +64,6 @@ typedef struct ep_cuda_piece {
   uint64_t to;
   uint64_t from;
   uint64_t bytes;
-  uint64_t clear; /* not 0: and then to zero at `from` */
 } ep_cuda_piece;
 
 #define EP_CUDA_MOST_PIECES 64u

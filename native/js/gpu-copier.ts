@@ -6,17 +6,35 @@ import { codeOfStatus } from './operations.js';
 
 const STAGING_BYTES = 4 * 2 ** 20;
 
+const open = new WeakMap<NativeGpuLibrary, Map<number, GpuCopier>>();
+
 /**
  * One copy after the other, through a piece of pinned memory that is allocated here. HAZARD: not at a copy, since page-locking memory may wait for kernels, and a
- * peer's kernel may wait for what this rank does next.
+ * peer's kernel may wait for what this rank does next. HAZARD: one of each device, whoever copies on this thread: a GPU has few queues, and ranks of one process whose kernels wait for each
+ * other must not come to share one for streams that do nothing.
  */
 export class GpuCopier {
+  /** To be closed by whoever asked for it. */
+  static open(library: NativeGpuLibrary, device: number): GpuCopier {
+    const ofLibrary = open.get(library) ?? new Map<number, GpuCopier>();
+    open.set(library, ofLibrary);
+    const copier = ofLibrary.get(device) ?? new GpuCopier(ofLibrary, library, device);
+    ofLibrary.set(device, copier);
+    copier.#users++;
+    return copier;
+  }
+
+  readonly #among: Map<number, GpuCopier>;
+  readonly #device: number;
+  #users = 0;
   readonly #stream: NativeGpuStream;
   readonly #pinned: NativeGpuPinned;
   readonly #window: Uint8Array;
   #tail: Promise<unknown> = Promise.resolve();
 
-  constructor(library: NativeGpuLibrary, device: number) {
+  private constructor(among: Map<number, GpuCopier>, library: NativeGpuLibrary, device: number) {
+    this.#among = among;
+    this.#device = device;
     const { binding } = native();
     this.#pinned = new binding.GpuPinned(library, device, STAGING_BYTES);
     this.#window = new Uint8Array(this.#pinned.window());
@@ -39,8 +57,10 @@ export class GpuCopier {
     });
   }
 
-  /** After the copies under way. */
+  /** The last one who closes it awaits the copies under way. */
   async close(): Promise<void> {
+    if (--this.#users > 0) return;
+    this.#among.delete(this.#device);
     await this.#tail;
     this.#stream.close();
   }

@@ -1,5 +1,6 @@
 #include "gpu_moe_call.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 namespace ep::binding {
@@ -86,7 +87,7 @@ void place_in_pinned(Napi::Env env, const gpu_moe_contents& of, moe_routing_wrap
   made.data = own->data();
   made.memory = own;
   const uint64_t weights = rounded(uint64_t{of.buffer.max_tokens} * of.buffer.top_k * sizeof(float));
-  auto mirror = gpu::device_block::allocate(memory->of(), memory->device(), made.bytes + weights + rounded(sizeof(ep_kernel_status)));
+  auto mirror = gpu::device_block::allocate(memory->of(), memory->device(), made.bytes + weights);
   made.mirror = value_or_throw(env, mirror);
 }
 
@@ -96,14 +97,12 @@ void gpu_moe_buffer_wrap::place_candidates_now(const Napi::CallbackInfo& info) {
   if (!native || !candidates) throw_failure(env, {EP_STATUS_CLOSED, 0, "the buffer was closed, or has no candidates"});
   const auto memory = native->device_memory.lock();
   if (!memory) throw_failure(env, {EP_STATUS_CLOSED, 0, "the symmetric memory of this buffer was closed"});
-  for (uint64_t table = 0; table < uint64_t{native->buffer.calls} * tables_of_slot; ++table) {
-    uint8_t* staged = native->staged_candidates->data() + table * native->candidate_bytes;
-    stage_candidates(*candidates, staged);
-    auto copied = gpu::copy_now(memory->of(), memory->device(), native->tables->address() + native->first_candidates + table * native->candidate_bytes, address_of(staged),
-                                native->candidate_bytes, "copying the candidates of calls to the device");
-    value_or_throw(env, copied);
-    native->placed[table] = candidates;
-  }
+  const uint64_t tables = uint64_t{native->buffer.calls} * tables_of_slot;
+  for (uint64_t table = 0; table < tables; ++table) stage_candidates(*candidates, native->staged_candidates->data() + table * native->candidate_bytes);
+  auto copied = gpu::copy_now(memory->of(), memory->device(), native->tables->address() + native->first_candidates, address_of(native->staged_candidates->data()),
+                              tables * native->candidate_bytes, "copying the candidates of calls to the device");
+  value_or_throw(env, copied);
+  std::ranges::fill(native->placed, candidates);
 }
 
 // () -> {blocks, lanes, resident}
@@ -152,7 +151,7 @@ Napi::Value gpu_moe_buffer_wrap::combine(const Napi::CallbackInfo& info) {
   const gpu::share& share = *native->share;
   const ep_cuda_launch launch = stream.launch(share.blocks(), share.lanes(), share.cycles(job.timeout_ms), job.slot, native->losses->address());
   const auto weights = [&](gpu_pieces& given) { mirror_weights(given, job, args); };
-  const int error = run_half(job, on, stream, job.routing->report, job.routing->filled, weights, [&](const ep_cuda_table& table) { return table.moe_combine(&launch, &job.buffer, &args, job.halves); });
+  const int error = run_half(job, on, stream, job.routing->status, job.routing->filled, weights, [&](const ep_cuda_table& table) { return table.moe_combine(&launch, &job.buffer, &args, job.halves); });
   return Napi::Number::New(env, follow_half(env, on, job, *native, error, "launching a combine of experts"));
 }
 
@@ -167,8 +166,8 @@ Napi::Value gpu_moe_buffer_wrap::release(const Napi::CallbackInfo& info) {
   const gpu::share& share = *native->share;
   call.flags |= EP_MOE_DEVICE_EPOCH;
   const ep_cuda_launch launch = stream.launch(share.blocks(), share.lanes(), share.cycles(job.timeout_ms), job.slot, native->losses->address());
-  // From the report on: whoever was out of the call gets no credit for it.
-  const int error = run_half(job, on, stream, job.routing->report, job.routing->filled, nothing_else, [&](const ep_cuda_table& table) { return table.moe_release(&launch, &job.buffer, &call); });
+  // With the report: whoever was out of the call gets no credit for it.
+  const int error = run_half(job, on, stream, job.routing->status, job.routing->filled, nothing_else, [&](const ep_cuda_table& table) { return table.moe_release(&launch, &job.buffer, &call); });
   return Napi::Number::New(env, follow_half(env, on, job, *native, error, "launching a release"));
 }
 

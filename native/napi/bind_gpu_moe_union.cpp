@@ -127,9 +127,9 @@ Napi::Value gpu_moe_union_wrap::combine(const Napi::CallbackInfo& info) {
   for (size_t i = 0; i < members.size(); ++i) {
     read_gpu_combine(members[i].job, members[i].args, *members[i].wrap, on, info[1].As<Napi::Array>().Get(static_cast<uint32_t>(i)).As<Napi::Object>());
   }
-  const auto report = [](const moe_routing_wrap::contents& routing) { return routing.report; };
+  const auto status = [](const moe_routing_wrap::contents& routing) { return routing.status; };
   const auto filled = [](const moe_routing_wrap::contents& routing) { return routing.filled; };
-  const int error = run_together(members, on, stream, report, filled, [](const member<ep_moe_combine_args>& one) {
+  const int error = run_together(members, on, stream, status, filled, [](const member<ep_moe_combine_args>& one) {
     ep_cuda_moe_rank made = rank_of(one);
     made.combine = &one.args;
     return made;

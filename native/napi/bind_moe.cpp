@@ -194,6 +194,7 @@ constexpr size_t placement[] = {0, 11, 12, 6, 7, 8, 1, 9, 10, 2, 3, 4, 5, 13};
 constexpr size_t first_reported = 11;
 constexpr size_t last_filled = 12;
 constexpr size_t last_seen = 10;
+constexpr uint64_t status_room = (sizeof(ep_kernel_status) + 63) / 64 * 64;
 
 // Memory of the host, where NICs can read it.
 void place_on_host(Napi::Env env, moe_routing_wrap::contents& made, uint64_t bytes) {
@@ -216,6 +217,7 @@ moe_routing_wrap::moe_routing_wrap(const Napi::CallbackInfo& info) : ObjectWrap(
   const gpu_moe_contents* gpu = gpu_moe_of(info[0], made->of);
   if (gpu == nullptr) made->of = unwrap<moe_buffer_wrap>(info[0], "buffer").native;
   const std::vector<routing_array> arrays = arrays_of(*made);
+  made->bytes = status_room;
   for (const routing_array& one : arrays) made->bytes += one.room();
   if (gpu != nullptr) place_in_pinned(env, *gpu, *made);
   else place_on_host(env, *made, made->bytes);
@@ -223,7 +225,10 @@ moe_routing_wrap::moe_routing_wrap(const Napi::CallbackInfo& info) : ObjectWrap(
   uint64_t at = 0;
   for (const size_t index : placement) {
     const routing_array& one = arrays[index];
-    if (index == first_reported) made->report = at;
+    if (index == first_reported) {
+      made->status = at;
+      made->report = at += status_room;
+    }
     *one.address = address_of(made->data + at);
     made->layout[2 * index] = static_cast<double>(at);
     made->layout[2 * index + 1] = static_cast<double>(one.elements);

@@ -104,7 +104,7 @@ void read_gpu_combine(gpu_half& job, ep_moe_combine_args& args, const gpu_moe_bu
 int fill_in(gpu_pieces& given, const gpu_half& job, gpu::stream& stream, uint64_t begin) {
   const moe_routing_wrap::contents& routing = *job.routing;
   if (!job.captured) {
-    given.add({routing.mirror->address() + begin, address_of(routing.data + begin), routing.filled - begin, 0});
+    given.add({routing.mirror->address() + begin, address_of(routing.data + begin), routing.filled - begin});
     return 0;
   }
   const auto* ranks = reinterpret_cast<const uint64_t*>(routing.ranks);
@@ -118,11 +118,12 @@ int fill_in(gpu_pieces& given, const gpu_half& job, gpu::stream& stream, uint64_
 void mirror_weights(gpu_pieces& given, const gpu_half& job, ep_moe_combine_args& args) {
   const uint64_t bytes = uint64_t{args.call.routing.tokens} * job.buffer.top_k * sizeof(float);
   if (args.weights == 0 || bytes == 0 || job.captured) return;
-  given.add({job.routing->mirrored_weights(), args.weights, bytes, 0});
+  given.add({job.routing->mirrored_weights(), args.weights, bytes});
   args.weights = job.routing->mirrored_weights();
 }
 
-// The status says nothing once it was copied. HAZARD: in a graph it stays: a replay that failed is followed by others, whose kernels would write over what it said before anybody has looked.
+// HAZARD: the status is wiped in front of a call, by what fill_in() copies, not here: what clears words is a kernel, and one behind a kernel that waits may hold up other ranks' (gpu_pieces.hpp). In a graph nobody wipes
+// it: a replay that failed is followed by others, whose kernels would write over what it said before anybody has looked.
 // HAZARD of time alone: three copies behind each kernel of a graph took as long as half of a call of few tokens; and what a call of it leaves, the next one of its slot leaves anew.
 void hand_back(gpu_pieces& left, const gpu_half& job, const gpu_stream_wrap& on, uint64_t seen) {
   const moe_routing_wrap::contents& routing = *job.routing;
@@ -130,10 +131,10 @@ void hand_back(gpu_pieces& left, const gpu_half& job, const gpu_stream_wrap& on,
     if (job.captured) on.capturing->report(piece);
     else left.add(piece);
   };
-  put({address_of(&job.slot->status), routing.mirrored_status(), sizeof(ep_kernel_status), job.captured ? 0u : 1u});
-  put({job.totals.seen, job.totals.counted, job.totals.bytes, 0});
+  put({address_of(&job.slot->status), routing.mirrored_status(), sizeof(ep_kernel_status)});
+  put({job.totals.seen, job.totals.counted, job.totals.bytes});
   const uint64_t end = job.captured ? routing.filled : seen;
-  put({address_of(routing.data + routing.report), routing.mirror->address() + routing.report, end - routing.report, 0});
+  put({address_of(routing.data + routing.report), routing.mirror->address() + routing.report, end - routing.report});
 }
 
 int take_back_in(const gpu_half& job, gpu::stream& stream) {

@@ -20,9 +20,7 @@ class gpu_pieces {
   void add(const ep_cuda_piece& piece) {
     if (piece.bytes == 0 || error_ != 0) return;
     if (piece.bytes > most_small_) {
-      const ep_cuda_table& table = stream_.of()->table();
-      error_ = table.copy(stream_.native(), piece.to, piece.from, piece.bytes);
-      if (error_ == 0 && piece.clear != 0) error_ = table.fill(stream_.native(), piece.from, 0, piece.bytes);
+      error_ = stream_.of()->table().copy(stream_.native(), piece.to, piece.from, piece.bytes);
       return;
     }
     if (small_.size() == EP_CUDA_MOST_PIECES) put();

@@ -75,13 +75,15 @@ struct moe_routing_wrap : Napi::ObjectWrap<moe_routing_wrap> {
     // Bytes of `data`: what JS fills in for a dispatch ends where `filled` says; what it looks at afterwards is from `report` on, of a combine to `filled`, of a dispatch to `seen`.
     uint64_t report = 0;
     uint64_t filled = 0;
+    // In front of `report`: zeros of the host, where the device has the status of the call that runs. So what the host fills in wipes what an earlier call has left.
+    uint64_t status = 0;
     uint64_t seen = 0;
     // Offset and elements of each array, in the order of NativeMoeRouting.layout() (js/moe.ts).
     std::vector<double> layout;
-    // Over a GPU: the same bytes on the device, behind them weights, then the status of the call that runs. Kernels know only these.
+    // Over a GPU: the same bytes on the device, and weights behind them. Kernels know only these.
     std::shared_ptr<const gpu::device_block> mirror;
     uint64_t mirrored_weights() const { return mirror->address() + bytes; }
-    uint64_t mirrored_status() const { return mirror->address() + mirror->byte_length() - sizeof(ep_kernel_status); }
+    uint64_t mirrored_status() const { return mirror->address() + status; }
   };
   std::shared_ptr<contents> native;
 };

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <utility>
 
 #include <sys/random.h>
 
@@ -37,26 +38,47 @@ std::string pci_of(const ep_gpu_memory_handle& handle) {
 
 } // namespace
 
-result<nothing> copy_now(const library_ref& of, int device, uint64_t to, uint64_t from, uint64_t bytes, const char* what) {
-  const ep_cuda_table& table = of->table();
-  void* stream = nullptr;
-  if (const int error = table.stream_create(device, 1, &stream); error != 0) return of->error(error, what);
-  int error = table.copy(stream, to, from, bytes);
-  const int finished = table.stream_destroy(stream);
-  if (error == 0) error = finished;
-  if (error != 0) return of->error(error, what);
+namespace {
+
+// Of each device, for what has to be there at once. HAZARD: not a stream for each copy: a GPU has few queues, 32 at most, which the driver gives to streams as they come. Ranks of one process that open a buffer made
+// and destroyed some dozens of streams at once; of 288 openings by eight ranks of an H200, four left two ranks in one queue, one behind the kernel of the other, which waited for it.
+class set_up_stream {
+ public:
+  static set_up_stream& of(const library& library, int device) {
+    static auto* mutex = new std::mutex; // leaked on purpose: as the libraries, and blocks may be made while static destructors run
+    static auto* all = new std::map<std::pair<const gpu::library*, int>, set_up_stream>;
+    const std::lock_guard lock(*mutex);
+    return (*all)[{&library, device}];
+  }
+  // What `work(table, stream)` has put there has run when this returns. As the functions of the table.
+  template <class Work> int run(const ep_cuda_table& table, int device, const Work& work) {
+    const std::lock_guard one_by_one(mutex_);
+    if (stream_ == nullptr) {
+      if (const int error = table.stream_create(device, 1, &stream_); error != 0) return error;
+    }
+    const int error = work(table, stream_);
+    const int finished = table.stream_finish(stream_);
+    return error != 0 ? error : finished;
+  }
+
+ private:
+  std::mutex mutex_;
+  void* stream_ = nullptr;
+};
+
+template <class Work> result<nothing> run_now(const library_ref& of, int device, const char* what, const Work& work) {
+  if (const int error = set_up_stream::of(*of, device).run(of->table(), device, work); error != 0) return of->error(error, what);
   return nothing{};
 }
 
+} // namespace
+
+result<nothing> copy_now(const library_ref& of, int device, uint64_t to, uint64_t from, uint64_t bytes, const char* what) {
+  return run_now(of, device, what, [&](const ep_cuda_table& table, void* stream) { return table.copy(stream, to, from, bytes); });
+}
+
 result<nothing> fill_now(const library_ref& of, int device, uint64_t at, uint8_t value, uint64_t bytes, const char* what) {
-  const ep_cuda_table& table = of->table();
-  void* stream = nullptr;
-  if (const int error = table.stream_create(device, 1, &stream); error != 0) return of->error(error, what);
-  int error = table.fill(stream, at, value, bytes);
-  const int finished = table.stream_destroy(stream);
-  if (error == 0) error = finished;
-  if (error != 0) return of->error(error, what);
-  return nothing{};
+  return run_now(of, device, what, [&](const ep_cuda_table& table, void* stream) { return table.fill(stream, at, value, bytes); });
 }
 
 uint64_t symmetric_memory::signal_bytes(uint64_t slots) { return (slots * sizeof(uint64_t) + alignment - 1) / alignment * alignment; }

@@ -7,7 +7,7 @@
 
 namespace ep::gpu {
 
-// Waits for the copy, which runs on a stream of its own: for set-up and resync, where no other is at hand. Either side may be the host's.
+// Waits for the copy, which runs on a stream for such copies, one by one in a process: for set-up and resync, where no other is at hand. Either side may be the host's.
 result<nothing> copy_now(const library_ref& of, int device, uint64_t to, uint64_t from, uint64_t bytes, const char* what);
 
 // Likewise.

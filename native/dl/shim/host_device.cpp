@@ -513,7 +513,6 @@ int copy_pieces(void* stream, const ep_cuda_piece* pieces, uint32_t count) {
   return put_on(stream, [all = std::vector<ep_cuda_piece>(pieces, pieces + count)] {
     for (const ep_cuda_piece& one : all) {
       std::memcpy(reinterpret_cast<void*>(one.to), reinterpret_cast<const void*>(one.from), one.bytes);
-      if (one.clear != 0) std::memset(reinterpret_cast<void*>(one.from), 0, one.bytes);
     }
   });
 }

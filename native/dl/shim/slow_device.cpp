@@ -1,11 +1,12 @@
 // libep_cuda_slow.so: the table of another library, EP_CUDA_SLOW_OF, that says on stderr which of its calls stand still, and for how long: EP_CUDA_PATH=libep_cuda_slow.so EP_CUDA_SLOW_OF=libep_cuda.so. The driver may
-// hold a call until kernels have ended that wait for what this very thread is about to launch, and then no rank says more than that somebody did not come. EP_CUDA_SLOW_MS (1 000): from when on. For finding
-// out, and for tests; no part of what is installed.
+// hold a call until kernels have ended that wait for what this very thread is about to launch, and then no rank says more than that somebody did not come. EP_CUDA_SLOW_MS (1 000): from when on. EP_CUDA_SLOW_COUNT, not
+// empty: how often each call was made, when the process ends; a GPU has few queues, so that streams count. For finding out, and for tests; no part of what is installed.
 #include <dlfcn.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -75,19 +76,39 @@ struct watched {
   watched(const watched&) = delete;
 };
 
+struct counted_call {
+  const char* name;
+  std::atomic<uint64_t>* made;
+};
+
+// Leaked on purpose: told when static destructors run.
+std::vector<counted_call>& counted() {
+  static auto* all = new std::vector<counted_call>;
+  return *all;
+}
+
+void tell_counts() {
+  std::fputs("calls:", stderr);
+  for (const counted_call& one : counted()) std::fprintf(stderr, " %s %llu", one.name, static_cast<unsigned long long>(one.made->load()));
+  std::fputc('\n', stderr);
+}
+
 const ep_cuda_table* original = nullptr;
 
 template <auto Entry> struct timed;
 template <class Result, class... Given, Result (*ep_cuda_table::*Entry)(Given...)> struct timed<Entry> {
   static inline const char* name = nullptr;
+  static inline std::atomic<uint64_t> made{0};
   static Result call(Given... given) {
     const watched here(name);
+    made.fetch_add(1, std::memory_order_relaxed);
     return (original->*Entry)(given...);
   }
 };
 
 template <auto Entry> void watch(ep_cuda_table& table, const char* name) {
   timed<Entry>::name = name;
+  counted().push_back({name, &timed<Entry>::made});
   table.*Entry = timed<Entry>::call;
 }
 
@@ -117,6 +138,8 @@ extern "C" __attribute__((visibility("default"))) const ep_cuda_table* ep_cuda_t
         EP_WATCH(begin_call), EP_WATCH(dispatch), EP_WATCH(grant), EP_WATCH(compat), EP_WATCH(attention_forward), EP_WATCH(attention_backward), EP_WATCH(experts_forward), EP_WATCH(moe_dispatch),
         EP_WATCH(moe_combine), EP_WATCH(moe_release), EP_WATCH(group_call), EP_WATCH(device_use), EP_WATCH(peer_access), EP_WATCH(moe_together), EP_WATCH(copy_pieces);
 #undef EP_WATCH
+    const char* count = std::getenv("EP_CUDA_SLOW_COUNT");
+    if (count != nullptr && *count != '\0') std::atexit(tell_counts);
     return &table;
   }();
   return made;

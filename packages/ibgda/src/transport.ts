@@ -131,7 +131,7 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
     }
     if (init.backing !== 'verbs') this.fence = (ranks) => this.#fence(ranks);
     const { device } = init.config;
-    this.#copier = device === undefined ? undefined : new GpuCopier(openGpus().library, device);
+    this.#copier = device === undefined ? undefined : GpuCopier.open(openGpus().library, device);
   }
 
   /** All ranks that are here, in order. */

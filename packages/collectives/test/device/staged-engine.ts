@@ -70,7 +70,7 @@ export class Queue extends Resource implements GpuQueue {
 /** What the calls of some groups go on. HAZARD: made where groups open, not at the first call of each: page-locked memory is not had before kernels that run have ended, and one may wait for this very call. */
 class Shared {
   readonly queue = new Queue();
-  readonly copier = new GpuCopier(openGpus().library, 0);
+  readonly copier = GpuCopier.open(openGpus().library, 0);
   /** The last call. HAZARD: each awaits copies of the host before it comes to the stream, where ranks must have the calls of all groups in one order. */
   tail: Promise<unknown> = Promise.resolve();
   /** Where the arrays of the call under way lie on the device. */

@@ -27,7 +27,7 @@ export class CudaDevice extends Resource implements Device {
     this.facts = this.#gpus.devices[this.index]!;
     const { unusable } = this.facts;
     if (unusable !== undefined) throw new EpError('EP_UNAVAILABLE', `CudaDevice: ${unusable}`, { context: { index } });
-    this.#copier = new GpuCopier(this.#gpus.library, this.index);
+    this.#copier = GpuCopier.open(this.#gpus.library, this.index);
   }
 
   stream(options: CudaStreamOptions = {}): CudaStream {

@@ -57,7 +57,7 @@ export class CudaTransport extends Resource implements Transport<Need> {
     this.rank = rank;
     this.worldSize = worldSize;
     this.deviceIndex = config.device;
-    this.#copier = new GpuCopier(init.library, config.device);
+    this.#copier = GpuCopier.open(init.library, config.device);
     this.#host = this.children.add(
       new ShmTransport({
         rank,

@@ -72,7 +72,7 @@ export class NvshmemTransport extends Resource implements Transport<NvshmemNeeds
     this.world = world;
     this.deviceIndex = config.device;
     this.byTurns = nvshmem.facts().byTurns;
-    this.#copier = new GpuCopier(library, config.device);
+    this.#copier = GpuCopier.open(library, config.device);
     this.#stream = new (native().binding.GpuStream)(library, config.device, true);
     const own = { facts: '', isNew: false, config };
     this.#host = this.children.add(
