@@ -6,7 +6,7 @@ import { codeOfStatus } from './operations.js';
 
 const STAGING_BYTES = 4 * 2 ** 20;
 
-const open = new WeakMap<NativeGpuLibrary, Map<number, GpuCopier>>();
+const copiers = new WeakMap<NativeGpuLibrary, Map<number, GpuCopier>>();
 
 /**
  * One copy after the other, through a piece of pinned memory that is allocated here. HAZARD: not at a copy, since page-locking memory may wait for kernels, and a
@@ -16,8 +16,8 @@ const open = new WeakMap<NativeGpuLibrary, Map<number, GpuCopier>>();
 export class GpuCopier {
   /** To be closed by whoever asked for it. */
   static open(library: NativeGpuLibrary, device: number): GpuCopier {
-    const ofLibrary = open.get(library) ?? new Map<number, GpuCopier>();
-    open.set(library, ofLibrary);
+    const ofLibrary = copiers.get(library) ?? new Map<number, GpuCopier>();
+    copiers.set(library, ofLibrary);
     const copier = ofLibrary.get(device) ?? new GpuCopier(ofLibrary, library, device);
     ofLibrary.set(device, copier);
     copier.#users++;
@@ -57,12 +57,12 @@ export class GpuCopier {
     });
   }
 
-  /** The last one who closes it awaits the copies under way. */
+  /** After the copies under way. */
   async close(): Promise<void> {
-    if (--this.#users > 0) return;
-    this.#among.delete(this.#device);
+    const last = --this.#users === 0;
+    if (last) this.#among.delete(this.#device);
     await this.#tail;
-    this.#stream.close();
+    if (last) this.#stream.close();
   }
 
   #pieces(byteLength: number, piece: (at: number, bytes: number) => Promise<void>): Promise<void> {
