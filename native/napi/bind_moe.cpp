@@ -170,7 +170,7 @@ struct routing_array {
   uint64_t* address;
   uint64_t elements;
   uint64_t bytes;
-  uint64_t room() const { return (elements * bytes + 63) / 64 * 64; }
+  uint64_t room() const { return rounded(elements * bytes); }
 };
 
 std::vector<routing_array> arrays_of(moe_routing_wrap::contents& made) {
@@ -194,7 +194,7 @@ constexpr size_t placement[] = {0, 11, 12, 6, 7, 8, 1, 9, 10, 2, 3, 4, 5, 13};
 constexpr size_t first_reported = 11;
 constexpr size_t last_filled = 12;
 constexpr size_t last_seen = 10;
-constexpr uint64_t status_room = (sizeof(ep_kernel_status) + 63) / 64 * 64;
+constexpr uint64_t status_room = rounded(sizeof(ep_kernel_status));
 
 // Memory of the host, where NICs can read it.
 void place_on_host(Napi::Env env, moe_routing_wrap::contents& made, uint64_t bytes) {

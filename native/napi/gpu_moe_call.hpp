@@ -10,8 +10,6 @@
 
 namespace ep::binding {
 
-constexpr uint64_t rounded(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
-
 // A call, with what the device holds on to until it has run.
 struct gpu_half : moe_job {
   std::shared_ptr<gpu::symmetric_memory> memory;

@@ -11,6 +11,7 @@
 namespace ep::binding {
 
 inline uint64_t address_of(const void* at) { return reinterpret_cast<uint64_t>(at); }
+constexpr uint64_t rounded(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // Everything that is the same in every call. HAZARD: the memory is held weakly, as in `Dispatch`: memory that was closed must not stay mapped until JS objects are
 // collected.

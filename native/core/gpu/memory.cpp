@@ -36,10 +36,6 @@ std::string pci_of(const ep_gpu_memory_handle& handle) {
   return std::string(text, strnlen(text, sizeof handle.pci));
 }
 
-} // namespace
-
-namespace {
-
 // Of each device, for what has to be there at once. HAZARD: not a stream for each copy: a GPU has few queues, 32 at most, which the driver gives to streams as they come. Ranks of one process that open a buffer made
 // and destroyed some dozens of streams at once; of 288 openings by eight ranks of an H200, four left two ranks in one queue, one behind the kernel of the other, which waited for it.
 class set_up_stream {

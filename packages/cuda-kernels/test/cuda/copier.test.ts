@@ -15,7 +15,7 @@ const streams = () =>
     (task) => readFileSync(`/proc/self/task/${task}/comm`, 'utf8') === 'ep-gpu-stream\n',
   ).length;
 
-it('which stays while one of them is open, and is made anew behind the last', async () => {
+it('copies of all that are open on a thread share one stream, which is made anew behind the last of them', async () => {
   for (let round = 0; round < 2; round++) {
     const devices = Array.from({ length: 3 }, () => new CudaDevice());
     expect(streams()).toBe(1);
