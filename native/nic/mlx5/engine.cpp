@@ -46,8 +46,9 @@ void engine::stop_qp(queue_pair& qp, uint8_t state) {
   const qp_state shared = state == EP_MLX5_QP_STATE_ERR ? qp_state::error : qp_state::reset;
   store_ordered(port_.qp(qp.index).state, static_cast<uint32_t>(shared));
   drop_ticket(qp);
-  qp.current.active = false;
-  qp.current.held = false;
+  drop_behind(qp, true);
+  qp.current->active = false;
+  qp.current->held = false;
   qp.resume_ns = 0;
   if (state != EP_MLX5_QP_STATE_ERR) {
     qp.consumer = 0;
@@ -130,7 +131,7 @@ void engine::set_link(bool up) {
 
 void engine::release_held() {
   for (auto& qp : qps) {
-    if (qp) qp->current.held = false;
+    if (qp) qp->current->held = false;
   }
 }
 
@@ -202,9 +203,9 @@ void engine::ring(queue_pair& qp) {
     // Hardware goes on with whatever lies in the ring. Overwritten requests are lost for good, so this ends the queue pair.
     report({qp.qpn, slot, qp.consumer, "dbr.send", posted, 1u << qp.log_sq, "at most the ring's size ahead of what was executed"});
     if (qp.state == EP_MLX5_QP_STATE_RTS) {
-      qp.current.request.index = qp.consumer;
-      qp.current.request.opcode = 0;
-      qp.current.request.wqebbs = 0;
+      qp.current->request.index = qp.consumer;
+      qp.current->request.opcode = 0;
+      qp.current->request.wqebbs = 0;
       finish(qp, EP_MLX5_SYNDROME_LOCAL_QP_OPERATION, "the send queue overran");
     }
     qp.producer = qp.consumer = producer;
@@ -265,7 +266,7 @@ bool engine::step(random_source& random, int64_t now_ns) {
     }
   }
   for (queue_pair* qp : ready_) {
-    if (qp->current.held || qp->resume_ns > now_ns) continue;
+    if (qp->current->held || qp->resume_ns > now_ns) continue;
     choices.emplace_back([this, qp] { return advance(*qp); });
   }
   bool did = poll_receives(now_ns);
@@ -277,7 +278,7 @@ bool engine::step(random_source& random, int64_t now_ns) {
 int64_t engine::next_due_ns() const {
   int64_t due = link_back_ns_;
   for (const queue_pair* qp : ready_) {
-    if (!qp->current.held) due = std::min(due, qp->resume_ns);
+    if (!qp->current->held) due = std::min(due, qp->resume_ns);
   }
   return due;
 }

@@ -100,7 +100,10 @@ class engine {
   // One stage of the request at the head. False: nothing to do, or it waits for the clock or for release.
   bool advance(queue_pair& qp);
   bool fetch(queue_pair& qp);
-  bool prepare(queue_pair& qp);
+  void load(const queue_pair& qp, uint16_t index, flight& into);
+  uint8_t prepare(const queue_pair& qp, uint32_t psn, flight& now, const char*& why);
+  bool look_ahead(queue_pair& qp);
+  bool ask_behind(queue_pair& qp, flight& next);
   void attempt(queue_pair& qp);
   void move_link(const queue_pair& qp);
   void answered(queue_pair& qp, const wire_reply& reply);
@@ -108,6 +111,7 @@ class engine {
   void unanswered(queue_pair& qp, const char* why, bool broken = false);
   bool local_still(const queue_pair& qp) const;
   void drop_ticket(queue_pair& qp);
+  void drop_behind(queue_pair& qp, bool cut);
   void store_old(queue_pair& qp, uint64_t old);
   void finish(queue_pair& qp, uint8_t syndrome, const char* note);
   void flush(queue_pair& qp);

@@ -1,6 +1,7 @@
-// The requester's half: one send queue, one request after the other.
+// The requester's half: one send queue, one request after the other. Over a network those behind the head are asked before it is answered; answers are taken in order.
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "bits.hpp"
 #include "engine.hpp"
@@ -17,20 +18,23 @@ constexpr uint64_t slice_bytes = net::part_bytes;
 // After a way that broke, the first wait; each further one is twice as long.
 constexpr int64_t broken_wait_ns = 20'000'000;
 constexpr int64_t crowded_wait_ns = 1'000'000;
+// Of one queue pair, asked behind the head.
+constexpr size_t most_behind = 31;
+constexpr uint64_t most_behind_bytes = 1 << 20;
 
 } // namespace
 
 bool engine::advance(queue_pair& qp) {
-  const bool come = qp.current.ticket && qp.current.ticket->answered.load(std::memory_order_acquire);
-  if (qp.current.held || (qp.resume_ns > now_ns_ && !come)) return false;
+  const bool come = qp.current->ticket && qp.current->ticket->answered.load(std::memory_order_acquire);
+  if (qp.current->held || (qp.resume_ns > now_ns_ && !come)) return look_ahead(qp);
   if (qp.consumer == qp.producer) return false;
   if (qp.state == EP_MLX5_QP_STATE_ERR) {
     flush(qp);
     return true;
   }
   if (qp.state != EP_MLX5_QP_STATE_RTS) return false;
-  if (!qp.current.active && !fetch(qp)) return true;
-  flight& now = qp.current;
+  if (!qp.current->active && !fetch(qp)) return true;
+  flight& now = *qp.current;
   if (!now.planned && !faults_.empty()) {
     now.planned = true;
     if (faults_.hit(fault_kind::hold, qp.qpn, now.request.opcode) != nullptr) now.held = true;
@@ -58,34 +62,40 @@ bool engine::advance(queue_pair& qp) {
   return true;
 }
 
-// Reads the next WQE out of the ring. False: it is over already.
-bool engine::fetch(queue_pair& qp) {
-  flight& now = qp.current;
+// Reads a WQE out of the ring.
+void engine::load(const queue_pair& qp, uint16_t index, flight& into) {
   const uint32_t mask = (1u << qp.log_sq) - 1;
-  const uint32_t slot = qp.consumer & mask;
-  const uint32_t posted = static_cast<uint16_t>(qp.producer - qp.consumer);
-  uint8_t* wqe = now.wqe.data();
-  std::memcpy(wqe, qp.sq + uint64_t{slot} * EP_MLX5_WQEBB_BYTES, EP_MLX5_WQEBB_BYTES);
+  const uint32_t posted = static_cast<uint16_t>(qp.producer - index);
+  uint8_t* wqe = into.wqe.data();
+  std::memcpy(wqe, qp.sq + uint64_t{index & mask} * EP_MLX5_WQEBB_BYTES, EP_MLX5_WQEBB_BYTES);
   // What lies beyond the producer may still be written to, and is not read.
-  const uint32_t wqebbs = std::min(wqe_wqebbs(wqe), posted);
-  for (uint32_t i = 1; i < wqebbs; ++i) {
-    std::memcpy(wqe + i * EP_MLX5_WQEBB_BYTES, qp.sq + uint64_t{(qp.consumer + i) & mask} * EP_MLX5_WQEBB_BYTES, EP_MLX5_WQEBB_BYTES);
+  into.request.wqebbs = std::min(wqe_wqebbs(wqe), posted);
+  for (uint32_t i = 1; i < into.request.wqebbs; ++i) {
+    std::memcpy(wqe + i * EP_MLX5_WQEBB_BYTES, qp.sq + uint64_t{(index + i) & mask} * EP_MLX5_WQEBB_BYTES, EP_MLX5_WQEBB_BYTES);
   }
-  now.active = true;
-  now.held = false;
-  now.planned = false;
-  now.torn = false;
-  now.tries = 0;
-  now.rnr_tries = 0;
-  now.begun_ns = now_ns_;
-  now.landed = 0;
-  now.ticket.reset();
-  now.pieces.clear();
-  now.parts.clear();
+  into.active = true;
+  into.held = false;
+  into.planned = false;
+  into.torn = false;
+  into.tries = 0;
+  into.rnr_tries = 0;
+  into.begun_ns = now_ns_;
+  into.landed = 0;
+  into.ticket.reset();
+  into.whole = false;
+  into.pieces.clear();
+  into.parts.clear();
+}
+
+// The next request becomes the head. False: it is over already.
+bool engine::fetch(queue_pair& qp) {
+  flight& now = *qp.current;
+  load(qp, qp.consumer, now);
+  const uint32_t wqebbs = now.request.wqebbs;
   violation wrong;
-  if (!wqe_read(wqe, qp.consumer, qp.qpn, posted, now.request, wrong)) {
+  if (!wqe_read(now.wqe.data(), qp.consumer, qp.qpn, static_cast<uint16_t>(qp.producer - qp.consumer), now.request, wrong)) {
     wrong.qpn = qp.qpn;
-    wrong.slot = slot;
+    wrong.slot = qp.consumer & ((1u << qp.log_sq) - 1);
     wrong.index = qp.consumer;
     report(wrong);
     now.request.index = qp.consumer;
@@ -97,16 +107,19 @@ bool engine::fetch(queue_pair& qp) {
     finish(qp, 0, nullptr);
     return false;
   }
-  return prepare(qp);
+  const char* why = nullptr;
+  const uint8_t syndrome = prepare(qp, qp.send_psn, now, why);
+  if (syndrome == 0) return true;
+  finish(qp, syndrome, why);
+  return false;
 }
 
-// Checks what the requester itself can check. False: the request is over.
-bool engine::prepare(queue_pair& qp) {
-  flight& now = qp.current;
+// Checks what the requester itself can check. Not 0: the syndrome with which the request ends.
+uint8_t engine::prepare(const queue_pair& qp, uint32_t psn, flight& now, const char*& why) {
   const work_request& request = now.request;
   if (request.length > uint64_t{1} << qp.log_msg_max) {
-    finish(qp, EP_MLX5_SYNDROME_LOCAL_LENGTH, "the message is longer than the queue pair allows (log_msg_max)");
-    return false;
+    why = "the message is longer than the queue pair allows (log_msg_max)";
+    return EP_MLX5_SYNDROME_LOCAL_LENGTH;
   }
   const bool into_local = request.operation != wire_operation::write;
   if (request.inlined) {
@@ -114,19 +127,15 @@ bool engine::prepare(queue_pair& qp) {
   }
   for (uint32_t i = 0; i < request.data_count; ++i) {
     const wqe_data& data = request.data[i];
-    const char* why = nullptr;
     uint8_t* local = memory.local(data.lkey, qp.pdn, data.address, data.bytes, into_local, &why);
-    if (local == nullptr) {
-      finish(qp, EP_MLX5_SYNDROME_LOCAL_PROTECTION, why);
-      return false;
-    }
+    if (local == nullptr) return EP_MLX5_SYNDROME_LOCAL_PROTECTION;
     now.pieces.push_back({local, data.bytes});
   }
   wire_message& message = now.message;
   message.source_port = port_.header().number;
   message.source_qpn = qp.qpn;
   message.target_qpn = qp.remote_qpn;
-  message.psn = qp.send_psn;
+  message.psn = psn;
   message.packets = request.length <= qp.mtu_bytes ? 1 : static_cast<uint32_t>((request.length + qp.mtu_bytes - 1) / qp.mtu_bytes);
   message.operation = request.operation;
   message.has_immediate = request.opcode == EP_MLX5_OPCODE_RDMA_WRITE_IMM;
@@ -140,23 +149,69 @@ bool engine::prepare(queue_pair& qp) {
   message.torn.reset();
   message.operand = request.operand;
   message.pieces = now.pieces;
+  return 0;
+}
+
+// Asks for requests behind a head that waits for its answer: the peer carries out what a stream brings in its order, and refuses by its sequence number whatever lies behind one that it did not
+// carry out. Where there are faults none goes ahead, since they are drawn for one request after the other.
+bool engine::look_ahead(queue_pair& qp) {
+  if (!qp.current->active || !qp.current->ticket || !qp.current->whole || !faults_.empty() || !link_up_ || qp.state != EP_MLX5_QP_STATE_RTS) return false;
+  bool any = false;
+  while (qp.behind.size() < most_behind) {
+    if (!qp.spare) qp.spare = std::make_unique<flight>();
+    if (!ask_behind(qp, *qp.spare)) break;
+    qp.behind.push_back(std::move(qp.spare));
+    any = true;
+  }
+  return any;
+}
+
+// False: the next request waits until it is the head, which also says what is wrong with it, if anything is.
+bool engine::ask_behind(queue_pair& qp, flight& next) {
+  const flight& last = qp.behind.empty() ? *qp.current : *qp.behind.back();
+  const auto index = static_cast<uint16_t>(last.request.index + last.request.wqebbs);
+  if (index == qp.producer) return false;
+  load(qp, index, next);
+  violation wrong;
+  if (!wqe_read(next.wqe.data(), index, qp.qpn, static_cast<uint16_t>(qp.producer - index), next.request, wrong)) return false;
+  // A fence waits for those before it.
+  if (next.request.opcode == EP_MLX5_OPCODE_NOP || next.request.fence != 0) return false;
+  uint64_t bytes = next.request.length;
+  uint32_t fetches = next.request.operation == wire_operation::write ? 0 : 1;
+  const auto add = [&](const flight& one) {
+    bytes += one.request.length;
+    fetches += one.request.operation == wire_operation::write ? 0 : 1;
+  };
+  add(*qp.current);
+  for (const auto& one : qp.behind) add(*one);
+  // HAZARD: the peer keeps the results of as many atomics as may be under way, for those whose answers are lost: of one more it would have forgotten the first.
+  if (bytes > most_behind_bytes || fetches > qp.most_fetches) return false;
+  const char* why = nullptr;
+  if (prepare(qp, (last.message.psn + last.message.packets) & 0xffffff, next, why) != 0) return false;
+  (void)qp.peer->deliver(next.message, 0, next.request.length, true, next.ticket);
+  if (!next.ticket) return false;
+  turn_bytes_ += next.request.length;
+  next.whole = true;
+  next.planned = true;
+  next.asked_ns = now_ns_;
   return true;
 }
 
 // What a fault does to the link when a request is tried.
 void engine::move_link(const queue_pair& qp) {
   if (faults_.empty() || !link_up_) return;
-  const fault_rule* rule = faults_.hit(fault_kind::link_down, qp.qpn, qp.current.request.opcode);
+  const fault_rule* rule = faults_.hit(fault_kind::link_down, qp.qpn, qp.current->request.opcode);
   if (rule == nullptr) return;
   set_link(false);
   if (rule->value != 0) link_back_ns_ = now_ns_ + static_cast<int64_t>(rule->value);
 }
 
 void engine::attempt(queue_pair& qp) {
-  flight& now = qp.current;
+  flight& now = *qp.current;
   move_link(qp);
   if (!link_up_) {
     drop_ticket(qp);
+    drop_behind(qp, true);
     return unanswered(qp, "one's own link is down");
   }
   // HAZARD: an answer may have been long on its way, or a try long ago, and the memory may be another's by now.
@@ -196,6 +251,7 @@ void engine::attempt(queue_pair& qp) {
     now.landed = begin + slice_bytes;
     return;
   }
+  now.whole = true;
   const wire_reply reply = qp.peer->deliver(now.message, begin, end, true, now.ticket);
   if (reply.answer == wire_answer::ack && !faults_.empty() && faults_.hit(fault_kind::drop_ack, qp.qpn, now.request.opcode) != nullptr) {
     return unanswered(qp, "its answer was dropped by a fault");
@@ -204,7 +260,7 @@ void engine::attempt(queue_pair& qp) {
 }
 
 void engine::answered(queue_pair& qp, const wire_reply& reply) {
-  flight& now = qp.current;
+  flight& now = *qp.current;
   switch (reply.answer) {
     case wire_answer::ack:
       if (now.request.atomic_bytes != 0) store_old(qp, reply.old);
@@ -216,6 +272,7 @@ void engine::answered(queue_pair& qp, const wire_reply& reply) {
     case wire_answer::not_ready:
       if (qp.rnr_retry != rnr_retry_for_ever && now.rnr_tries++ >= qp.rnr_retry) return finish(qp, EP_MLX5_SYNDROME_RNR_RETRY_EXCEEDED, reply.why);
       ++counts_.retries;
+      drop_behind(qp, false);
       qp.resume_ns = now_ns_ + std::min(rnr_wait_us[reply.rnr_timer & 31] * 1000, options_.max_ack_timeout_ns);
       return;
     case wire_answer::invalid_request: return finish(qp, EP_MLX5_SYNDROME_REMOTE_INVALID_REQUEST, reply.why);
@@ -225,7 +282,7 @@ void engine::answered(queue_pair& qp, const wire_reply& reply) {
 
 // Silence for as long as the queue pair waits is a try. It is the network's stream that sends again meanwhile, so as long as anything moves on it, nobody is silent.
 void engine::pending(queue_pair& qp) {
-  flight& now = qp.current;
+  flight& now = *qp.current;
   if (!now.ticket) { // so much is under way that it was not even asked
     qp.resume_ns = now_ns_ + crowded_wait_ns;
     return;
@@ -245,7 +302,7 @@ void engine::pending(queue_pair& qp) {
 
 // Whether the memory that the request is about to use here is still what it was when it was checked.
 bool engine::local_still(const queue_pair& qp) const {
-  const flight& now = qp.current;
+  const flight& now = *qp.current;
   const work_request& request = now.request;
   const bool writes = request.operation == wire_operation::write;
   if (writes && now.ticket) return true; // it was read when it was asked
@@ -258,13 +315,21 @@ bool engine::local_still(const queue_pair& qp) const {
 }
 
 void engine::drop_ticket(queue_pair& qp) {
-  wire_ticket& ticket = qp.current.ticket;
+  wire_ticket& ticket = qp.current->ticket;
   if (ticket && qp.peer && !ticket->answered.load(std::memory_order_acquire)) qp.peer->give_up();
   ticket.reset();
 }
 
+// `cut`: what of it is still on its way must not arrive. Otherwise the head's answer has said that nothing behind it was carried out, or they are asked again with the same numbers, and count once.
+void engine::drop_behind(queue_pair& qp, bool cut) {
+  const auto is_open = [](const auto& one) { return !one->ticket->answered.load(std::memory_order_acquire); };
+  if (cut && qp.peer && std::any_of(qp.behind.begin(), qp.behind.end(), is_open)) qp.peer->give_up();
+  qp.behind.clear();
+}
+
 void engine::unanswered(queue_pair& qp, const char* why, bool broken) {
-  flight& now = qp.current;
+  flight& now = *qp.current;
+  drop_behind(qp, false);
   // An ack timeout of 0 waits for ever, by the specification: the queue pair then stands until it is destroyed. Here it is asked again now and then.
   if (qp.ack_timeout != 0 && now.tries >= qp.retry_count) return finish(qp, EP_MLX5_SYNDROME_RETRY_EXCEEDED, why);
   const int64_t longest_ns = broken ? broken_wait_ns << std::min(now.tries, 6u) : options_.max_ack_timeout_ns;
@@ -276,7 +341,7 @@ void engine::unanswered(queue_pair& qp, const char* why, bool broken) {
 
 // The old value of an atomic: big-endian from the 4-byte form, in host order from the 8-byte form (reference/mooncake.md 3.3).
 void engine::store_old(queue_pair& qp, uint64_t old) {
-  const wire_piece& place = qp.current.pieces.front();
+  const wire_piece& place = qp.current->pieces.front();
   const bool aligned = reinterpret_cast<uintptr_t>(place.base) % place.bytes == 0;
   if (place.bytes == 4) {
     const uint32_t word = be32(static_cast<uint32_t>(old));
@@ -287,7 +352,7 @@ void engine::store_old(queue_pair& qp, uint64_t old) {
     }
     return;
   }
-  const uint64_t word = qp.current.message.big_endian ? be64(old) : old;
+  const uint64_t word = qp.current->message.big_endian ? be64(old) : old;
   if (aligned) {
     store_release(*reinterpret_cast<uint64_t*>(place.base), word);
   } else {
@@ -296,7 +361,7 @@ void engine::store_old(queue_pair& qp, uint64_t old) {
 }
 
 void engine::finish(queue_pair& qp, uint8_t syndrome, const char* note) {
-  flight& now = qp.current;
+  flight& now = *qp.current;
   drop_ticket(qp);
   now.active = false;
   now.held = false;
@@ -311,11 +376,16 @@ void engine::finish(queue_pair& qp, uint8_t syndrome, const char* note) {
   what.user_index = qp.user_index;
   what.timestamp = static_cast<uint64_t>(now_ns_);
   if (syndrome == 0) {
-    if (now.request.ce != EP_MLX5_CE_ALWAYS) return;
     what.byte_count = static_cast<uint32_t>(now.request.length);
-    complete(qp, *qp.send_cq, what);
+    const bool tells = now.request.ce == EP_MLX5_CE_ALWAYS;
+    if (!qp.behind.empty()) {
+      qp.spare = std::exchange(qp.current, std::move(qp.behind.front()));
+      qp.behind.pop_front();
+    }
+    if (tells) complete(qp, *qp.send_cq, what);
     return;
   }
+  drop_behind(qp, false);
   what.opcode = EP_MLX5_CQE_REQ_ERR;
   what.syndrome = syndrome;
   complete(qp, *qp.send_cq, what);
@@ -363,7 +433,7 @@ bool engine::complete(queue_pair& qp, completion_queue& cq, const completion& wh
 }
 
 void engine::trace_request(const queue_pair& qp, uint8_t syndrome, const char* note) {
-  const flight& now = qp.current;
+  const flight& now = *qp.current;
   trace_event event;
   event.opcode = now.request.opcode;
   event.syndrome = syndrome;

@@ -14,12 +14,13 @@
 namespace ep::nic {
 
 // Raise it when a layout of this file changes: NICs of two builds must not meet.
-inline constexpr uint32_t port_version = 1;
+inline constexpr uint32_t port_version = 2;
 inline constexpr uint32_t port_magic = 0x314e4745; // "EGN1"
 inline constexpr uint32_t port_max_qps = 1024;
 inline constexpr uint32_t port_max_keys = 1024;
 inline constexpr uint32_t port_first_qpn = 0x100;
 inline constexpr uint32_t port_inbox_slots = 16;
+inline constexpr uint32_t port_kept_atomics = 16; // what a requester may have under way: 1 << 4 of log_rra_max
 
 // One memory region. `key` is stored last and cleared first, so whoever finds it while it is announced (port_qp::active) may use the rest.
 struct port_key {
@@ -51,6 +52,13 @@ struct port_inbox {
   uint32_t byte_count;
 };
 
+// Result of an atomic, for a request that is sent again.
+struct port_atomic {
+  uint64_t old;
+  uint32_t psn; // of 24 bits, so UINT32_MAX: none
+  uint32_t reserved0;
+};
+
 // The responder's half of one queue pair.
 struct port_qp {
   uint32_t state; // qp_state; atomic
@@ -64,18 +72,18 @@ struct port_qp {
   // Announces which key is in use: active_mark | port of the requester << 32 | key. Set by compare-exchange from 0 before the tables are read, cleared
   // after the last access. Whoever takes a key or a queue pair away clears it, then waits for this.
   uint64_t active;
-  uint64_t atomic_old; // result of the last atomic, for a request that is sent again
-  uint32_t atomic_psn;
+  uint64_t received_packets; // since the queue pair was connected
+  uint32_t atomics_kept; // since then; the next one's place in the ring
   uint32_t rnr_timer; // min_rnr_nak of the context
   uint32_t receive_posted; // by the owner's NIC, as its doorbell record says; atomic
   uint32_t receive_taken;  // by requests; atomic
   uint32_t receive_done;   // completions written by the owner's NIC; atomic
   port_inbox inbox[port_inbox_slots];
   uint32_t reserved0;
-  uint64_t received_packets; // since the queue pair was connected
-  uint64_t reserved1[6];
+  port_atomic atomics[port_kept_atomics];
+  uint64_t reserved1[7];
 };
-static_assert(sizeof(port_qp) == 256, "two queue pairs share no cache line");
+static_assert(sizeof(port_qp) == 512, "two queue pairs share no cache line");
 
 inline constexpr uint64_t active_mark = uint64_t{1} << 63;
 

@@ -82,8 +82,8 @@ command_answer to_receive(engine& nic, queue_pair& qp, const uint8_t* context) {
   shared.expected_psn = get32(context, EP_MLX5_QPC_NEXT_RCV_PSN);
   shared.has_receive_queue = qp.has_rq ? 1 : 0;
   shared.received_packets = 0;
-  shared.atomic_old = 0;
-  shared.atomic_psn = UINT32_MAX;
+  shared.atomics_kept = 0;
+  for (port_atomic& kept : shared.atomics) kept = {0, UINT32_MAX, 0};
   shared.rnr_timer = get32(context, EP_MLX5_QPC_MIN_RNR_NAK);
   shared.receive_posted = shared.receive_taken = shared.receive_done = 0;
   for (const uint32_t field : {EP_MLX5_QPC_MTU, EP_MLX5_QPC_LOG_MSG_MAX, EP_MLX5_QPC_REMOTE_QPN, EP_MLX5_QPC_MIN_RNR_NAK, EP_MLX5_QPC_NEXT_RCV_PSN,
@@ -103,6 +103,7 @@ command_answer to_send(engine& nic, queue_pair& qp, const uint8_t* context) {
   qp.rnr_retry = static_cast<uint8_t>(get(context, EP_MLX5_QPC_RNR_RETRY));
   qp.ack_timeout = static_cast<uint8_t>(get(path, EP_MLX5_ADS_ACK_TIMEOUT));
   qp.send_psn = get32(context, EP_MLX5_QPC_NEXT_SEND_PSN);
+  qp.most_fetches = std::min(1u << get32(context, EP_MLX5_QPC_LOG_SRA_MAX), port_kept_atomics);
   for (const uint32_t field : {EP_MLX5_QPC_LOG_ACK_REQ_FREQ, EP_MLX5_QPC_LOG_SRA_MAX, EP_MLX5_QPC_RETRY_COUNT, EP_MLX5_QPC_RNR_RETRY,
                                EP_MLX5_QPC_NEXT_SEND_PSN}) {
     put(qp.context.data(), field, get(context, field));

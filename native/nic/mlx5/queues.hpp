@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <vector>
 
@@ -59,7 +60,7 @@ struct doorbell_page {
   std::vector<uint64_t> repeats; // doorbells that a fault makes come twice
 };
 
-// The request at the head of a send queue, once it was fetched.
+// A request of a send queue, once it was fetched.
 struct flight {
   bool active = false;
   bool held = false;      // by a fault, until release
@@ -75,6 +76,7 @@ struct flight {
   std::vector<std::pair<uint64_t, uint64_t>> parts; // of `partial`: what has still to land before the rest
   uint64_t landed = 0; // bytes of a long message that have been delivered
   wire_ticket ticket;
+  bool whole = false; // what the ticket is of is its last part, so that what lies behind it may go out
   int64_t asked_ns = 0; // when the ticket was taken, or when its wait last counted as a try
   alignas(16) std::array<uint8_t, wqe_max_bytes> wqe{};
 };
@@ -104,12 +106,15 @@ struct queue_pair {
   uint8_t rnr_retry = 0;
   uint8_t ack_timeout = 0;
   uint32_t send_psn = 0;
+  uint32_t most_fetches = 1; // reads and atomics under way
   uint32_t remote_qpn = 0;
   uint32_t remote_port = 0;
   std::shared_ptr<wire_peer> peer;
   bool ready = false; // is in the engine's list of those with work
   int64_t resume_ns = 0;
-  flight current;
+  std::unique_ptr<flight> current = std::make_unique<flight>(); // at the head
+  std::deque<std::unique_ptr<flight>> behind; // asked before the head was answered, in their order; answers are taken at the head
+  std::unique_ptr<flight> spare;
   std::array<uint8_t, EP_MLX5_QPC_BYTES> context{};
 };
 

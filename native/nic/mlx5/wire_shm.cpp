@@ -134,8 +134,7 @@ class shm_peer final : public wire_peer {
     }
     if (!last) return reply;
     if (message.atomic_bytes != 0) {
-      qp.atomic_old = reply.old;
-      qp.atomic_psn = message.psn;
+      qp.atomics[qp.atomics_kept++ % port_kept_atomics] = {reply.old, message.psn, 0};
     }
     qp.received_packets += message.packets;
     store_release(qp.expected_psn, (expected + message.packets) & 0xffffff);
@@ -155,8 +154,11 @@ class shm_peer final : public wire_peer {
   // The answer to it was lost: reads are repeated, all else is only acknowledged.
   wire_reply again(port_qp& qp, const wire_message& message, uint64_t begin, uint64_t end) {
     if (message.atomic_bytes != 0) {
-      if (qp.atomic_psn != message.psn) return {wire_answer::lost, 0, "the peer has forgotten the result of this atomic"};
-      return {wire_answer::ack, qp.atomic_old, nullptr};
+      for (uint32_t back = 1; back <= port_kept_atomics; ++back) { // the newest first: numbers come again
+        const port_atomic& kept = qp.atomics[(qp.atomics_kept - back) % port_kept_atomics];
+        if (kept.psn == message.psn) return {wire_answer::ack, kept.old, nullptr};
+      }
+      return {wire_answer::lost, 0, "the peer has forgotten the result of this atomic"};
     }
     ep_wake_word* wake = nullptr;
     if (message.operation == wire_operation::read && message.length != 0) return access(qp, message, begin, end, false, &wake);

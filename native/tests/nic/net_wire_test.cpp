@@ -217,6 +217,32 @@ void faults() {
   }
 }
 
+// Streams that end in the middle of it, at one moment and another: of what was asked ahead some was carried out, and its answers are lost. All of it counts once, in order.
+void lost_answers_count_once() {
+  constexpr uint64_t batch = 32, places = 1024;
+  queue_options options = patient();
+  options.log_outstanding = 4;
+  net_pair pair(options);
+  nic::net::hub& hub = *pair.a_node.device->hub();
+  const uint32_t peer = hub.number_of(pair.b_node.device->hub()->gid());
+  uint64_t adds = 0;
+  for (uint64_t round = 0; pair.a_node.device->counts().retries < 20; ++round) {
+    uint16_t last = 0;
+    for (uint64_t i = 0; i < batch; ++i) last = pair.a.put(add8_wqe(pair.a, pair.remote(0), pair.rkey(), pair.local(places + 8 * i, 8), 1));
+    pair.a.ring();
+    wake_notify(pair.a_node.device->doorbell_wake());
+    const int64_t moment_ns = clock_now_ns() + static_cast<int64_t>(round % 32) * 10'000;
+    while (clock_now_ns() < moment_ns) std::this_thread::yield();
+    hub.give_up(peer);
+    if (!pair.done(last) || pair.a.completed().opcode != EP_MLX5_CQE_REQ) return EP_CHECK_EQ(round, uint64_t{0});
+    for (uint64_t i = 0; i < batch; ++i, ++adds) {
+      if (pair.a_node.word(places + 8 * i).load() != adds) return EP_CHECK_EQ(pair.a_node.word(places + 8 * i).load(), adds);
+    }
+    if (round > 100'000) return EP_CHECK_EQ(round, uint64_t{0}); // no stream ended in the middle of anything
+  }
+  EP_CHECK_EQ(pair.b_node.word(0).load(), adds);
+}
+
 // A read whose target goes away while it is under way: its answer writes nowhere.
 void late_answers_write_nowhere() {
   net_pair pair(queue_options{}); // its tries are counted
@@ -427,6 +453,67 @@ struct far_nic {
   }
 };
 
+// While the peer is stopped nothing is answered, so what has gone out is what goes ahead: as many as a window has, as many reads and atomics as the queue pair allows, as many
+// bytes as a megabyte, no fence.
+void requests_go_ahead() {
+  queue_options options = patient();
+  options.log_outstanding = 4;
+  far_nic far(options);
+  node here(on_loopback(), 4 << 20);
+  queue a(here, options);
+  far.meet(here, a);
+  const auto local = [&](uint64_t offset, uint32_t bytes) { return data_at{here.address(offset), here.mr.lkey, bytes}; };
+  const auto done = [&](uint16_t index) { return until([&] { return a.completed().opcode != EP_MLX5_CQE_INVALID && static_cast<int16_t>(a.completed().counter - index) >= 0; }); };
+  const auto add = [&](uint64_t i) { return a.put(add8_wqe(a, far.facts.address, far.facts.rkey, local(1024 + 8 * i, 8), 1)); };
+  const auto write = [&](uint64_t i, uint8_t flags = EP_MLX5_CQ_UPDATE) {
+    here.word(2048 + 8 * i) = i + 1;
+    return a.put(rdma_wqe(a, EP_MLX5_OPCODE_RDMA_WRITE, far.facts.address + 64 + 8 * i, far.facts.rkey, {local(2048 + 8 * i, 8)}, flags));
+  };
+  const auto ring = [&] {
+    a.ring();
+    wake_notify(here.device->doorbell_wake());
+  };
+  add(0);
+  ring();
+  EP_CHECK(done(0)); // the stream is open
+  const auto ahead = [&](uint64_t expected, const auto& post) {
+    far.signal(SIGSTOP);
+    const uint64_t before = here.device->hub()->counts().requests;
+    const uint16_t last = post();
+    ring();
+    EP_CHECK(until([&] { return here.device->hub()->counts().requests - before >= expected; }));
+    const timespec nap{0, 30'000'000};
+    nanosleep(&nap, nullptr);
+    EP_CHECK_EQ(here.device->hub()->counts().requests - before, expected);
+    far.signal(SIGCONT);
+    EP_CHECK(done(last));
+    EP_CHECK_EQ(a.completed().opcode, EP_MLX5_CQE_REQ);
+  };
+  ahead(32, [&] {
+    for (uint64_t i = 0; i < 39; ++i) write(i);
+    return write(39);
+  });
+  ahead(16, [&] {
+    for (uint64_t i = 1; i < 24; ++i) add(i);
+    return add(24);
+  });
+  ahead(3, [&] {
+    for (uint64_t i = 0; i < 3; ++i) write(i);
+    return write(3, EP_MLX5_CQ_UPDATE | 2 << 5);
+  });
+  ahead(17, [&] { // 1 020 000 bytes
+    uint16_t last = 0;
+    for (uint64_t i = 0; i < 20; ++i) last = a.put(rdma_wqe(a, EP_MLX5_OPCODE_RDMA_WRITE, far.facts.address + 4096, far.facts.rkey, {local(1 << 16, 60'000)}));
+    return last;
+  });
+  const uint16_t last = a.put(rdma_wqe(a, EP_MLX5_OPCODE_RDMA_READ, far.facts.address, far.facts.rkey, {local(1 << 20, 64 + 8 * 40)}));
+  ring();
+  EP_CHECK(done(last));
+  EP_CHECK_EQ(here.word(1 << 20).load(), uint64_t{25});
+  for (uint64_t i = 0; i < 40; ++i) EP_CHECK_EQ(here.word((1 << 20) + 64 + 8 * i).load(), i + 1);
+  for (uint64_t i = 0; i < 25; ++i) EP_CHECK_EQ(here.word(1024 + 8 * i).load(), i);
+}
+
 // One that was killed refuses; one that is silent is given up after the tries that the queue pair has, and not before. What was given up does not land later.
 void peers_that_end() {
   queue_options options;
@@ -459,7 +546,9 @@ void peers_that_end() {
 } // namespace
 
 int main() {
-  peers_that_end(); // first: it forks
+  // First: they fork.
+  peers_that_end();
+  requests_go_ahead();
   every_request();
   long_messages();
   signals_follow_data();
@@ -467,6 +556,7 @@ int main() {
   immediates();
   keys_are_dead_when_dereg_returns();
   faults();
+  lost_answers_count_once();
   late_answers_write_nowhere();
   strangers();
   addresses();

@@ -64,6 +64,7 @@ struct queue_options {
   uint32_t send_psn = 0;
   uint32_t receive_psn = 0;
   bool rwe = true, rre = true, rae = true;
+  uint32_t log_outstanding = 1; // reads and atomics under way, each way
   const class queue* page_of = nullptr; // shares that queue pair's doorbell page
 };
 
@@ -219,7 +220,7 @@ inline command_bytes receive_command(const queue& of, uint32_t remote_port, uint
   set(qpc(in), EP_MLX5_QPC_REMOTE_QPN, remote_qpn);
   set(qpc(in), EP_MLX5_QPC_MIN_RNR_NAK, 7);
   set(qpc(in), EP_MLX5_QPC_NEXT_RCV_PSN, of.options.receive_psn);
-  set(qpc(in), EP_MLX5_QPC_LOG_RRA_MAX, 1);
+  set(qpc(in), EP_MLX5_QPC_LOG_RRA_MAX, of.options.log_outstanding);
   const auto gid = network != nullptr ? *network : ethernet ? nic::gid_ipv4(remote_port) : nic::gid_link_local(remote_port);
   std::memcpy(ads(in) + (EP_MLX5_ADS_RGID_HIGH >> 16), gid.data(), gid.size());
   if (ethernet) {
@@ -236,7 +237,7 @@ inline command_bytes send_command(const queue& of) {
   command_bytes in{};
   set(in.data(), EP_MLX5_CMD_IN_OPCODE, EP_MLX5_CMD_RTR2RTS_QP);
   set(in.data(), EP_MLX5_CMD_IN_OBJECT, of.qpn);
-  set(qpc(in), EP_MLX5_QPC_LOG_SRA_MAX, 1);
+  set(qpc(in), EP_MLX5_QPC_LOG_SRA_MAX, of.options.log_outstanding);
   set(qpc(in), EP_MLX5_QPC_RETRY_COUNT, of.options.retry_count);
   set(qpc(in), EP_MLX5_QPC_RNR_RETRY, of.options.rnr_retry);
   set(qpc(in), EP_MLX5_QPC_NEXT_SEND_PSN, of.options.send_psn);

@@ -53,6 +53,8 @@ export interface TransportCase {
   readonly needs?: readonly Need[];
   /** Fewest ranks with which it says anything; 2 unless given. */
   readonly ranks?: number;
+  /** Of a case that takes long where each operation does: 60 000 unless given. Half of it is how long ranks wait where they meet. */
+  readonly limitMs?: number;
   /** A reason why it does not apply to a transport with these capabilities. */
   readonly inapplicable?: (capabilities: Capabilities) => string | undefined;
   readonly body: (rank: CaseRank) => Promise<void>;

@@ -11,6 +11,8 @@ import type { Suite } from './expected.js';
 import { Outcomes } from './outcomes.js';
 
 const LIMIT_MS = 60_000;
+/** Of a test beyond its case's limit: ranks start, those that hang are killed. */
+const AROUND_MS = 60_000;
 
 /** What is under test, and in which worlds. */
 export interface RankMatrix {
@@ -42,6 +44,8 @@ export interface DeclaredCase {
   readonly sentence: string;
   /** Fewest ranks with which it says anything; 2 unless given. */
   readonly ranks?: number;
+  /** 60 000 unless given. */
+  readonly limitMs?: number;
 }
 
 export interface RankSuite<C extends DeclaredCase> {
@@ -116,7 +120,9 @@ export function describeRanks<C extends DeclaredCase>(title: string, suite: Rank
       const fitting = suite.cases.filter((one, index) => (one.ranks ?? 2) <= size && index % shares === share);
       describe(`${size} ${mode}`, () => {
         for (const one of fitting) {
-          it(one.id, async (context) => {
+          const { limitMs } = one;
+          const options = limitMs === undefined ? {} : { timeout: limitMs + AROUND_MS };
+          it(one.id, options, async (context) => {
             if (!probe.available) context.skip(`${name} is unavailable: ${probe.code}: ${probe.reason}`);
             else await runCase(one, mode, size, probe);
           });
@@ -130,7 +136,7 @@ export function describeRanks<C extends DeclaredCase>(title: string, suite: Rank
       size: number,
       { capabilities }: Extract<Probe, { readonly available: true }>,
     ): Promise<void> {
-      const { id } = one;
+      const { id, limitMs = LIMIT_MS } = one;
       if (suite.inapplicable?.(one, capabilities) !== undefined) {
         outcomes.note(id, 'not-applicable');
         return;
@@ -138,7 +144,7 @@ export function describeRanks<C extends DeclaredCase>(title: string, suite: Rank
       let failure: unknown;
       try {
         const { config = {}, otherConfig } = matrix;
-        const order = { suite: found, id, provider, config, limitMs: LIMIT_MS, seed: ids.indexOf(id) + 1 };
+        const order = { suite: found, id, provider, config, limitMs, seed: ids.indexOf(id) + 1 };
         await worlds.run(mode, size, otherConfig === undefined ? order : { ...order, otherConfig });
       } catch (error) {
         failure = error;
