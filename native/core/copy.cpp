@@ -176,16 +176,19 @@ extern "C" void ep_copy_fence(void) {
 
 namespace ep {
 
-bool hands_over_past_caches(uint64_t bytes) {
+bool takes_lines_back_slowly() {
 #if defined(__x86_64__)
-  // Below, the lines are few, and a fence costs as much.
-  constexpr uint64_t few_bytes = 2048;
-  static const bool takes_back_slowly = __builtin_cpu_is("amd") != 0;
-  return takes_back_slowly && bytes >= few_bytes;
+  static const bool slowly = __builtin_cpu_is("amd") != 0;
+  return slowly;
 #else
-  (void)bytes;
   return false;
 #endif
+}
+
+bool hands_over_past_caches(uint64_t bytes) {
+  // Below, the lines are few, and a fence costs as much.
+  constexpr uint64_t few_bytes = 2048;
+  return takes_lines_back_slowly() && bytes >= few_bytes;
 }
 
 void hand_over(uint8_t* to, const uint8_t* from, uint64_t bytes) {
@@ -194,14 +197,26 @@ void hand_over(uint8_t* to, const uint8_t* from, uint64_t bytes) {
     // Of a thread: those of one process may lie differently to whom they copy for.
     thread_local faster_way way;
     const bool past = way.choose();
-    const uint64_t began = __rdtsc();
-    ep_copy(to, from, bytes, past ? 1 : 0);
-    if (past) ep_copy_fence();
-    way.took(past, __rdtsc() - began, bytes);
+    const uint64_t began = hand_over_ticks();
+    hand_over(to, from, bytes, past);
+    way.took(past, hand_over_ticks() - began, bytes);
     return;
   }
 #endif
   ep_copy(to, from, bytes, 0);
+}
+
+void hand_over(uint8_t* to, const uint8_t* from, uint64_t bytes, bool past) {
+  ep_copy(to, from, bytes, past ? 1 : 0);
+  if (past) ep_copy_fence();
+}
+
+uint64_t hand_over_ticks() {
+#if defined(__x86_64__)
+  return __rdtsc();
+#else
+  return 0;
+#endif
 }
 
 } // namespace ep

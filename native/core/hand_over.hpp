@@ -10,6 +10,7 @@ namespace ep {
 /// True where a store to a line that another core's cache holds may cost more than the way over memory. On AMD's Zen each such line is taken back one at a time, unless the cores share a
 /// cache (measured on a Zen 4: 2.3 GB/s through the caches, 30 past them, at the same speed for the reader); elsewhere lines are taken back several at a time.
 bool hands_over_past_caches(uint64_t bytes);
+bool takes_lines_back_slowly();
 
 /// Which of two ways is faster, by what each took when it was last tried: where two cores lie to each other nobody says, and a hypervisor moves them.
 class faster_way {
@@ -38,7 +39,12 @@ class faster_way {
   bool past_ = true;
 };
 
-/// Visible to whoever sees a later release of this thread.
+/// A clock for faster_way. 0 where hands_over_past_caches() is false.
+uint64_t hand_over_ticks();
+
+/// By the way that was faster for this thread. Visible to whoever sees a later release of it.
 void hand_over(uint8_t* to, const uint8_t* from, uint64_t bytes);
+/// The same by a way that the caller has chosen.
+void hand_over(uint8_t* to, const uint8_t* from, uint64_t bytes, bool past);
 
 } // namespace ep

@@ -16,7 +16,7 @@ constexpr uint64_t page = 4096;
 constexpr uint64_t round_up(uint64_t bytes, uint64_t to) { return (bytes + to - 1) / to * to; }
 constexpr uint64_t slots_offset = round_up(sizeof(group_member), page);
 constexpr uint64_t chunks_offset = round_up(slots_offset + group_ring * group_small_bytes, page);
-constexpr uint64_t lanes_offset = chunks_offset + 2 * group_chunk_bytes;
+constexpr uint64_t lanes_offset = chunks_offset + group_chunk_places * group_chunk_bytes;
 uint64_t pool_offset(int32_t size) { return round_up(lanes_offset + static_cast<uint64_t>(size) * sizeof(message_lane), page); }
 uint64_t member_bytes(int32_t size) { return pool_offset(size) + message_chunks * message_chunk_bytes; }
 
@@ -202,7 +202,10 @@ uint8_t* group_board::slot(int32_t rank, uint64_t step) const {
   return peers_[static_cast<size_t>(rank)]->data() + slots_offset + at(step) * group_small_bytes;
 }
 uint8_t* group_board::chunk(int32_t rank, uint64_t step) const {
-  return peers_[static_cast<size_t>(rank)]->data() + chunks_offset + (step & 1) * group_chunk_bytes;
+  // As few as stay in the caches, where lines that a peer has read are taken back fast; else as many as no cache of a core holds: a line is written fast again once its reader's has let it go. HAZARD:
+  // two are the least, for a rank writes the next one while others read the last.
+  const uint64_t places = takes_lines_back_slowly() ? group_chunk_places : 2;
+  return peers_[static_cast<size_t>(rank)]->data() + chunks_offset + (step % places) * group_chunk_bytes;
 }
 
 message_lane& group_board::lane(int32_t owner, int32_t peer) const {

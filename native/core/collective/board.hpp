@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "../hand_over.hpp"
 #include "../life.hpp"
 #include "../operation.hpp"
 #include "../segment.hpp"
@@ -74,6 +75,9 @@ class group_board {
   group_line& next_line() const { return line(rank_, step_ + 1); }
   uint8_t* next_slot() const { return slot(rank_, step_ + 1); }
   uint8_t* next_chunk() const { return chunk(rank_, step_ + 1); }
+  // How this rank writes its chunks, for calls that are alike: below `chunk_ways`.
+  static constexpr uint32_t chunk_ways = 64;
+  faster_way& chunk_way(uint32_t alike) { return chunk_ways_[alike]; }
   group_call& next_call() const { return member(rank_).calls[at(step_ + 1)]; }
   group_block* next_blocks() const { return member(rank_).blocks[at(step_ + 1)]; }
   // Whether the next step may be entered: nobody needs any more what its line holds. Compares the steps that this takes (see `differs_at`).
@@ -258,6 +262,7 @@ class group_board {
   uint64_t compared_ = 0; // up to this step, all members have entered and made the same calls
   int32_t awaited_ = -1;
   bool crowded_ = false; // waits for room
+  std::array<faster_way, chunk_ways> chunk_ways_;
   uint64_t ticks_[group_ring] = {}; // what this rank's lines hold
   size_t cursor_ = 0; // members before it have entered the current step
   bool ready_ = false;

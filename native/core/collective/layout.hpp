@@ -14,6 +14,7 @@ constexpr uint64_t group_inline_bytes = 48;  // payload that travels in the line
 constexpr uint64_t group_small_bytes = 8192;  // payload of calls that are one step
 constexpr uint64_t group_ring = 16;           // steps whose lines are kept: a rank is at most that many ahead of another, less one
 constexpr uint64_t group_chunk_bytes = 131072;  // payload of one step of larger calls: two of them stay in a second-level cache
+constexpr uint64_t group_chunk_places = 16;     // at most: see group_board::chunk
 constexpr uint32_t group_allocations = 128;  // segments of group memory of one rank
 constexpr uint64_t group_views = 64;  // decisions kept; a member is never that many behind
 constexpr uint64_t group_first_epoch = 1;
@@ -161,6 +162,6 @@ struct group_member {
   ep_segment_handle allocation[group_allocations];
 };
 
-// Behind it, each at a multiple of 4096: a small slot for each line, two chunks, a message_lane for each rank of the group, the pool of message chunks.
+// Behind it, each at a multiple of 4096: a small slot for each line, places for chunks, a message_lane for each rank of the group, the pool of message chunks.
 
 } // namespace ep

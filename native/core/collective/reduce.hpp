@@ -24,9 +24,6 @@ uint32_t element_bytes(element_type type);
 /// True if `op` takes elements of `type`. The functions below end the process if it does not.
 bool reduces(reduce_op op, element_type type);
 
-/// Whether what takes the place of something that was just read is best stored through the caches, however long it is.
-bool rewrites_in_caches();
-
 /// dst[i] = fold of srcs[0][i] .. srcs[count - 1][i], ascending; `count` is at least 1. `dst` may be one of the sources, otherwise it overlaps none.
 /// `factor` is read by premul_sum alone. With `past_caches`, for what does not fit them, the result goes past the caches where that is faster, and is visible to whoever sees a later release
 /// of this thread.

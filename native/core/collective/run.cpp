@@ -441,9 +441,10 @@ progress collective_run::decide() {
     phase_ = prepare_direct() ? phase::work : phase::unmapped;
     return phase_ == phase::work ? progress::made : progress::waiting;
   }
-  if (rewrites() && rewrites_in_caches()) non_temporal_ = false;
+  if (rewrites()) non_temporal_ = false;
   chunks_ = (longest_ + chunk_bytes() - 1) / chunk_bytes();
   phase_ = phase::chunk;
+  begin_chunks();
   put_chunk();
   return phase_ == phase::failed ? progress::failed : progress::made;
 }

@@ -134,6 +134,8 @@ class collective_run {
   const uint8_t* input_of(int32_t rank, uint32_t index, uint64_t bytes);
 
   uint64_t chunk_bytes() const; // of one block in one step
+  void begin_chunks();
+  void give(uint8_t* to, const uint8_t* from, uint64_t bytes);
   bool gives() const { return !call_->inputs.empty(); }
   uint64_t width() const { return element_bytes(call_->dtype); }
 
@@ -155,6 +157,9 @@ class collective_run {
   uint64_t longest_ = 0;
   bool pushes_ = false; // the closing step says that results have been written, not only that all were read
   bool non_temporal_ = false;
+  faster_way* way_ = nullptr; // in which this rank writes its chunks
+  bool past_ = false;
+  uint64_t chunks_begun_ = 0; // ticks
   std::vector<group_peer> peers_;
   bool admitted_ = false;
   // In place: what this rank has to do, one item after the other.

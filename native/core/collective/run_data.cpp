@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "../hand_over.hpp"
 
 namespace ep {
 namespace {
@@ -97,6 +96,18 @@ uint64_t collective_run::chunk_bytes() const {
   return is_list(call_->kind) ? group_chunk_bytes / static_cast<uint64_t>(board_->size()) / line_bytes * line_bytes : group_chunk_bytes;
 }
 
+// The whole call tells which way is faster, not what the copies took: what is written past the caches is read from memory, by others. HAZARD: when all have entered it, or it would tell who was late.
+void collective_run::begin_chunks() {
+  // Of calls alike: what is compared is ticks of a byte, of which short ones take more.
+  const uint32_t length = longest_ <= uint64_t{256} << 10 ? 0 : longest_ <= uint64_t{2} << 20 ? 1 : longest_ <= uint64_t{16} << 20 ? 2 : 3;
+  static_assert(op_kinds * 4 <= group_board::chunk_ways);
+  way_ = takes_lines_back_slowly() ? &board_->chunk_way(static_cast<uint32_t>(call_->kind) * 4 + length) : nullptr;
+  past_ = way_ != nullptr && way_->choose();
+  chunks_begun_ = hand_over_ticks();
+}
+
+void collective_run::give(uint8_t* to, const uint8_t* from, uint64_t bytes) { hand_over(to, from, bytes, past_ && hands_over_past_caches(bytes)); }
+
 void collective_run::put_chunk() {
   const uint64_t share = chunk_bytes();
   const uint64_t at = chunk_ * share;
@@ -106,8 +117,8 @@ void collective_run::put_chunk() {
     const uint64_t bytes = std::min(share, call_->bytes - at);
     const slice_range own = slice_of(bytes, board_->active().size(), static_cast<size_t>(board_->place()));
     const uint8_t* from = call_->inputs[0].data + at;
-    hand_over(to, from, own.from);
-    hand_over(to + own.to, from + own.to, bytes - own.to);
+    give(to, from, own.from);
+    give(to + own.to, from + own.to, bytes - own.to);
     ++trace_->writes;
     trace_->bytes += bytes - (own.to - own.from);
     ++trace_->signals;
@@ -118,7 +129,7 @@ void collective_run::put_chunk() {
     const call_block& block = call_->inputs[i];
     if (at >= block.bytes || keeps(i)) continue;
     const uint64_t bytes = std::min(share, block.bytes - at);
-    hand_over(to + i * share, block.data + at, bytes);
+    give(to + i * share, block.data + at, bytes);
     ++trace_->writes;
     trace_->bytes += bytes;
   }
@@ -168,7 +179,7 @@ bool collective_run::take_chunk() {
       if (!twice) targets_.insert(targets_.begin(), shared);
       reduce_push(targets_.data(), static_cast<int>(targets_.size()), sources_.data(), static_cast<int>(sources_.size()), own_bytes / width(), call_->dtype, call_->op, call_->factor,
                   non_temporal_);
-      if (twice) hand_over(shared, kept, own_bytes);
+      if (twice) give(shared, kept, own_bytes);
       ++trace_->signals;
       ++trace_->writes;
       trace_->bytes += own_slice.to - own_slice.from;
@@ -215,6 +226,7 @@ bool collective_run::shares_reduction() const {
 progress collective_run::next_chunk() {
   if (++chunk_ == chunks_) {
     if (non_temporal_) ep_copy_fence();
+    if (way_ != nullptr) way_->took(past_, hand_over_ticks() - chunks_begun_, longest_);
     return progress::done;
   }
   phase_ = phase::chunk;
