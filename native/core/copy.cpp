@@ -186,7 +186,6 @@ bool takes_lines_back_slowly() {
 }
 
 bool hands_over_past_caches(uint64_t bytes) {
-  // Below, the lines are few, and a fence costs as much.
   constexpr uint64_t few_bytes = 2048;
   return takes_lines_back_slowly() && bytes >= few_bytes;
 }

@@ -7,10 +7,11 @@
 
 namespace ep {
 
-/// True where a store to a line that another core's cache holds may cost more than the way over memory. On AMD's Zen each such line is taken back one at a time, unless the cores share a
-/// cache (measured on a Zen 4: 2.3 GB/s through the caches, 30 past them, at the same speed for the reader); elsewhere lines are taken back several at a time.
-bool hands_over_past_caches(uint64_t bytes);
+/// True where a store to a line that another core's cache holds may cost more than the way over memory. On AMD's Zen each such line is taken back one at a time (2.3 GB/s through the caches on a Zen 4,
+/// 30 past them, at the same speed for the reader; between cores of a Zen 5 that share their last cache three times as slow as lines that the reader's has let go); elsewhere several at a time.
 bool takes_lines_back_slowly();
+/// The same, for so many bytes: of few, a fence costs as much.
+bool hands_over_past_caches(uint64_t bytes);
 
 /// Which of two ways is faster, by what each took when it was last tried: where two cores lie to each other nobody says, and a hypervisor moves them.
 class faster_way {

@@ -75,7 +75,7 @@ class group_board {
   group_line& next_line() const { return line(rank_, step_ + 1); }
   uint8_t* next_slot() const { return slot(rank_, step_ + 1); }
   uint8_t* next_chunk() const { return chunk(rank_, step_ + 1); }
-  // How this rank writes its chunks, for calls that are alike: below `chunk_ways`.
+  // How this rank writes its chunks: one for all calls that are alike, by a number below `chunk_ways` that the caller gives their kind.
   static constexpr uint32_t chunk_ways = 64;
   faster_way& chunk_way(uint32_t alike) { return chunk_ways_[alike]; }
   group_call& next_call() const { return member(rank_).calls[at(step_ + 1)]; }

@@ -157,8 +157,8 @@ class collective_run {
   uint64_t longest_ = 0;
   bool pushes_ = false; // the closing step says that results have been written, not only that all were read
   bool non_temporal_ = false;
-  faster_way* way_ = nullptr; // in which this rank writes its chunks
-  bool past_ = false;
+  faster_way* way_ = nullptr; // for its chunks; null: always through the caches
+  bool past_ = false;         // the caches, in this call
   uint64_t chunks_begun_ = 0; // ticks
   std::vector<group_peer> peers_;
   bool admitted_ = false;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "../hand_over.hpp"
 
 namespace ep {
 namespace {
@@ -106,6 +107,7 @@ void collective_run::begin_chunks() {
   chunks_begun_ = hand_over_ticks();
 }
 
+// Into a chunk, by the way that this call goes.
 void collective_run::give(uint8_t* to, const uint8_t* from, uint64_t bytes) { hand_over(to, from, bytes, past_ && hands_over_past_caches(bytes)); }
 
 void collective_run::put_chunk() {

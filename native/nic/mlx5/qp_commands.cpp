@@ -1,5 +1,6 @@
 #include "qp_commands.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 #include "bits.hpp"

@@ -76,7 +76,7 @@ struct flight {
   std::vector<std::pair<uint64_t, uint64_t>> parts; // of `partial`: what has still to land before the rest
   uint64_t landed = 0; // bytes of a long message that have been delivered
   wire_ticket ticket;
-  bool whole = false; // what the ticket is of is its last part, so that what lies behind it may go out
+  bool whole = false; // the ticket is of its last part: requests behind it may be asked for
   int64_t asked_ns = 0; // when the ticket was taken, or when its wait last counted as a try
   alignas(16) std::array<uint8_t, wqe_max_bytes> wqe{};
 };

@@ -53,7 +53,7 @@ export interface TransportCase {
   readonly needs?: readonly Need[];
   /** Fewest ranks with which it says anything; 2 unless given. */
   readonly ranks?: number;
-  /** Of a case that takes long where each operation does: 60 000 unless given. Half of it is how long ranks wait where they meet. */
+  /** How long the case may take, in ms: 60 000 unless given. Ranks wait for each other half as long where they meet, but 30 000 at least. */
   readonly limitMs?: number;
   /** A reason why it does not apply to a transport with these capabilities. */
   readonly inapplicable?: (capabilities: Capabilities) => string | undefined;

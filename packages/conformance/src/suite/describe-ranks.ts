@@ -11,7 +11,7 @@ import type { Suite } from './expected.js';
 import { Outcomes } from './outcomes.js';
 
 const LIMIT_MS = 60_000;
-/** Of a test beyond its case's limit: ranks start, those that hang are killed. */
+/** What a test may take beyond its case: ranks start, and those that hang are killed. */
 const AROUND_MS = 60_000;
 
 /** What is under test, and in which worlds. */
@@ -44,7 +44,7 @@ export interface DeclaredCase {
   readonly sentence: string;
   /** Fewest ranks with which it says anything; 2 unless given. */
   readonly ranks?: number;
-  /** 60 000 unless given. */
+  /** How long it may take, in ms: 60 000 unless given. */
   readonly limitMs?: number;
 }
 
