@@ -8,6 +8,7 @@
 // Failures. `failure.sys_errno`: ELIBACC no libfabric; ELIBBAD too old a one, or a part of it is missing; ENODATA no provider offers what is asked for, the message says what does.
 #pragma once
 
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -35,6 +36,7 @@ struct fabric_offer {
   uint64_t max_message = 0;
   uint32_t data_bytes = 0; // that an arrival can carry
   uint32_t inject_bytes = 0; // that inject() takes
+  bool pairs = false;        // there is write_pair()
   uint32_t key_bytes = 0;  // of a memory's key; 0: the provider makes them
   std::string no_gpu;      // why no memory of query.gpu is registered; empty: register_gpu() may be tried
   std::string no_atomics;  // why not; empty: fetch_add() and compare_swap() are there, and have been tried
@@ -73,6 +75,14 @@ struct fabric_event {
   std::string text;                  // of `failed`
 };
 
+// Bytes, and where they are to lie.
+struct fabric_piece {
+  const void* bytes = nullptr; // in memory of the host
+  size_t length = 0;
+  uint64_t at = 0;
+  uint64_t key = 0;
+};
+
 class fabric_port {
  public:
   virtual ~fabric_port() = default;
@@ -93,6 +103,11 @@ class fabric_port {
   // know of that sends something else behind it.
   virtual int inject(uint64_t to, const void* buffer, size_t bytes) = 0;
   virtual int write(uint64_t to, const void* buffer, size_t bytes, void* descriptor, uint32_t data, uint64_t at, uint64_t key, fabric_context* context) = 0;
+  // To two places by one write, with one event and one arrival, which says that both have landed. ENOSYS where the offer says that there is none.
+  virtual int write_pair(uint64_t to, const fabric_piece& first, const fabric_piece& second, uint32_t data, fabric_context* context) {
+    (void)to, (void)first, (void)second, (void)data, (void)context;
+    return ENOSYS;
+  }
   virtual int read(uint64_t from, void* buffer, size_t bytes, void* descriptor, uint64_t at, uint64_t key, fabric_context* context) = 0;
   // On a word of 8 bytes at a multiple of 8; what it was lands in `old`. Atomic against those of all other ports whose offer has them too, and against nothing else: not against
   // writes, and not against this process's own stores. HAZARD: operands, too, must stay until the event. ENOSYS where offer().no_atomics says why.

@@ -105,6 +105,8 @@ struct transmit_attr {
   uint64_t completion_order;
   size_t inject_size;
   size_t size;
+  size_t vector_limit;
+  size_t place_limit; // of a write: rma_iov_limit
 };
 struct info {
   info* next;

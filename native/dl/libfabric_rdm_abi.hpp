@@ -11,6 +11,7 @@ namespace ep::dl::fabric {
 inline constexpr uint32_t rdm_since = version_of(1, 17);
 
 inline constexpr uint64_t flag_remote_cq_data = 1ull << 17;
+inline constexpr uint64_t flag_completion = 1ull << 24;
 inline constexpr uint64_t flag_source = 1ull << 57;
 inline constexpr uint64_t mode_context = 1ull << 59;
 inline constexpr uint64_t mode_context2 = 1ull << 52;
@@ -65,6 +66,21 @@ struct ops_msg {
   void* sendmsg;
   ssize_t (*inject)(fid_ep*, const void* buffer, size_t length, address target);
 };
+struct rma_vector {
+  uint64_t at;
+  size_t length;
+  uint64_t key;
+};
+struct rma_message {
+  const io_vector* vectors;
+  void** descriptors;
+  size_t count;
+  address target;
+  const rma_vector* places;
+  size_t place_count;
+  void* context;
+  uint64_t data;
+};
 struct ops_rma {
   size_t size;
   ssize_t (*read)(fid_ep*, void* buffer, size_t length, void* descriptor, address source, uint64_t at, uint64_t key, void* context);
@@ -72,7 +88,7 @@ struct ops_rma {
   void* readmsg;
   void* write;
   void* writev;
-  void* writemsg;
+  ssize_t (*writemsg)(fid_ep*, const rma_message* message, uint64_t flags);
   void* inject;
   ssize_t (*writedata)(fid_ep*, const void* buffer, size_t length, void* descriptor, uint64_t data, address target, uint64_t at, uint64_t key, void* context);
 };

@@ -172,6 +172,8 @@ class engine {
   bool all_out() const;
   void step_back(std::unique_lock<std::mutex>& turn);
   bool assisted(int64_t now) const;
+  void keep_pace(int64_t now);
+  int64_t patience() const;
   bool take_ring();
   bool take_posted();
   void begin(outgoing one);
@@ -205,9 +207,15 @@ class engine {
   // posts.cpp
   bool pump(int32_t peer);
   int post_pieces(int32_t peer, outgoing& one);
+  int post_last_piece(int32_t peer, outgoing& one, const uint8_t* local, uint64_t length, uint64_t remote);
+  operation* take_piece(int32_t peer, const outgoing& one);
+  void count_piece(outgoing& one, uint64_t length);
   int post_word(int32_t peer, outgoing& one);
   int post_atomic(int32_t peer, outgoing& one);
+  wire_message announcement(const outgoing& one) const;
   int announce(int32_t peer, const outgoing& one);
+  void seal(const link& at, wire_message& message) const;
+  void told(link& at);
   int send(int32_t peer, wire_message& message);
   int mail(int32_t peer, const wire_brief& brief, size_t bytes, uint64_t sequence);
   int send_whole(int32_t peer, const void* bytes, size_t length);
@@ -265,6 +273,8 @@ class engine {
 
   // The engine's thread only.
   int64_t watched_ns_ = 0;
+  int64_t found_ns_ = 0; // when it last found something to do
+  int64_t pace_ns_ = INT64_MAX; // from one such time to the next, of late
   int64_t away_ns_ = shortest_nap_ns; // between looks whether others still look
   uint32_t looks_again_ = 0; // in a row, because the port would not have the thread sleep
   bool listens_ = false;     // false: the port has no descriptor, or one that wakes for nothing

@@ -73,6 +73,7 @@ struct outgoing {
   uint64_t next = 0;         // bytes that have been posted, or copied here
   uint32_t pieces = 0;
   uint32_t under_way = 0;    // pieces without an event yet
+  bool announced = false;    // its last piece took what it is along
   bool in_gpu = false;       // `part` is memory of a GPU
   bool here = false;         // of the rank for itself, and the port is not asked
   bool numbered() const { return !wanted.answers() && !wanted.nowhere && !here; }
@@ -123,6 +124,7 @@ struct link {
   uint64_t applied = 0; // the peer's that have been carried out here
   uint64_t told = 0;    // of them, what the peer knows
   bool asked = false;   // it waits to hear of one of them
+  int64_t owes_ns = 0;  // since when there is something to tell
 
   struct retirement {
     uint64_t memory;

@@ -52,20 +52,31 @@ void engine::say(int32_t peer, message_kind kind, uint64_t value, uint64_t memor
 }
 
 // Fills in whose it is, and its tag. 0, or an errno as the port gives it.
-int engine::send(int32_t peer, wire_message& message) {
-  link& at = *links_[static_cast<size_t>(peer)];
+// What every message says of its source, and the tag of all of it.
+void engine::seal(const link& at, wire_message& message) const {
   message.magic = wire_magic;
   message.source = context_->rank();
   message.acked = at.applied;
   message.tag = 0;
-  const size_t bytes = head_bytes + message.payload_bytes;
-  message.tag = at.tag_out(&message, bytes);
+  message.tag = at.tag_out(&message, head_bytes + message.payload_bytes);
+}
+
+// A message has gone out.
+void engine::told(link& at) {
+  ++count_.messages;
+  at.told = at.applied;
+  at.asked = false;
+}
+
+int engine::send(int32_t peer, wire_message& message) {
+  link& at = *links_[static_cast<size_t>(peer)];
+  seal(at, message);
   const std::optional<wire_brief> brief = brief_of(message);
   const size_t brief_bytes = brief_head_bytes + message.payload_bytes;
   int code = 0;
   bool fails_aloud = true; // what does not get there is told
   if (!brief.has_value()) {
-    code = send_whole(peer, &message, bytes);
+    code = send_whole(peer, &message, head_bytes + message.payload_bytes);
   } else if (message.kind != message_kind::request) {
     code = send_whole(peer, &*brief, brief_bytes);
   } else if (message.sequence < at.acked + mailbox::slots) {
@@ -82,9 +93,7 @@ int engine::send(int32_t peer, wire_message& message) {
     if (code == EAGAIN) ++count_.full;
     return code;
   }
-  ++count_.messages;
-  at.told = at.applied;
-  at.asked = false;
+  told(at);
   return 0;
 }
 
@@ -112,6 +121,21 @@ int engine::posted(operation* message, int code) {
   return code;
 }
 
+engine::operation* engine::take_piece(int32_t peer, const outgoing& one) {
+  const link& at = *links_[static_cast<size_t>(peer)];
+  operation* piece = take_operation(operation_kind::piece, peer);
+  piece->number = at.base + at.posted;
+  piece->keep = one.wanted.keep;
+  piece->memory = one.memory;
+  return piece;
+}
+
+void engine::count_piece(outgoing& one, uint64_t length) {
+  one.next += length;
+  ++one.under_way;
+  ++count_.writes;
+}
+
 int engine::post_pieces(int32_t peer, outgoing& one) {
   link& at = *links_[static_cast<size_t>(peer)];
   const request& wanted = one.wanted;
@@ -128,10 +152,10 @@ int engine::post_pieces(int32_t peer, outgoing& one) {
     const uint64_t length = std::min(longest, packed ? bytes - one.next : wanted.row_bytes - column);
     auto* local = reinterpret_cast<uint8_t*>(wanted.local + row * wanted.stride + column);
     const uint64_t remote = one.part.base + wanted.offset + one.next;
-    operation* piece = take_operation(operation_kind::piece, peer);
-    piece->number = at.base + at.posted;
-    piece->keep = wanted.keep;
-    piece->memory = one.memory;
+    if (one.next + length == bytes && !wanted.reads) {
+      if (const int code = post_last_piece(peer, one, local, length, remote); code != ENOSYS) return code;
+    }
+    operation* piece = take_piece(peer, one);
     const int code = wanted.reads ? port_->read(at.to, local, length, wanted.descriptor, remote, one.part.key, &piece->context)
                                   : port_->write(at.to, local, length, wanted.descriptor, piece_data(context_->rank(), one.sequence), remote, one.part.key, &piece->context);
     if (code != 0) {
@@ -139,11 +163,34 @@ int engine::post_pieces(int32_t peer, outgoing& one) {
       give_operation(piece);
       return code;
     }
-    one.next += length;
+    count_piece(one, length);
     ++one.pieces;
-    ++one.under_way;
-    ++count_.writes;
   }
+  return 0;
+}
+
+// With the brief of its request, for the mailbox: one message in place of two. ENOSYS where that cannot be: it is posted as any other, then.
+int engine::post_last_piece(int32_t peer, outgoing& one, const uint8_t* local, uint64_t length, uint64_t remote) {
+  link& at = *links_[static_cast<size_t>(peer)];
+  const dl::fabric_offer& offer = port_->offer();
+  if (!offer.pairs || length + brief_head_bytes > offer.max_message || one.in_gpu || one.wanted.of_gpu || one.sequence >= at.acked + mailbox::slots) return ENOSYS;
+  wire_message message = announcement(one);
+  seal(at, message);
+  const std::optional<wire_brief> brief = brief_of(message);
+  if (!brief.has_value()) return ENOSYS;
+  operation* piece = take_piece(peer, one);
+  std::memcpy(&piece->message, &*brief, brief_head_bytes);
+  const int32_t self = context_->rank();
+  const int code = port_->write_pair(at.to, {local, length, remote, one.part.key}, {&piece->message, brief_head_bytes, mailbox::address(at.mail, self, one.sequence), at.mail.key}, mail_data(self, one.sequence), &piece->context);
+  if (code != 0) {
+    if (code == EAGAIN) ++count_.full;
+    give_operation(piece);
+    return code;
+  }
+  count_piece(one, length);
+  one.announced = true;
+  at.spoke_ns = clock_now_ns();
+  told(at);
   return 0;
 }
 
@@ -161,10 +208,8 @@ int engine::post_word(int32_t peer, outgoing& one) {
     give_operation(piece);
     return code;
   }
-  one.next = one.wanted.word_bytes;
+  count_piece(one, one.wanted.word_bytes);
   ++one.pieces;
-  ++one.under_way;
-  ++count_.writes;
   return 0;
 }
 
@@ -192,8 +237,8 @@ int engine::post_atomic(int32_t peer, outgoing& one) {
   return 0;
 }
 
-// Says what the request is, with its bytes where they are few.
-int engine::announce(int32_t peer, const outgoing& one) {
+// What the request is, with its bytes where they are few.
+wire_message engine::announcement(const outgoing& one) const {
   const request& wanted = one.wanted;
   wire_message message;
   begin_message(message, message_kind::request);
@@ -204,16 +249,20 @@ int engine::announce(int32_t peer, const outgoing& one) {
   message.offset = wanted.offset;
   message.slot = wanted.slot;
   message.value = wanted.value;
-  if (travels_inline(one)) {
-    message.payload_bytes = static_cast<uint16_t>(wanted.bytes());
-    if (wanted.word_bytes != 0) {
-      std::memcpy(message.payload, &wanted.word, wanted.word_bytes);
-    } else {
-      for (uint64_t row = 0; row < wanted.rows; ++row) {
-        std::memcpy(message.payload + row * wanted.row_bytes, reinterpret_cast<const void*>(wanted.local + row * wanted.stride), wanted.row_bytes);
-      }
+  if (!travels_inline(one)) return message;
+  message.payload_bytes = static_cast<uint16_t>(wanted.bytes());
+  if (wanted.word_bytes != 0) {
+    std::memcpy(message.payload, &wanted.word, wanted.word_bytes);
+  } else {
+    for (uint64_t row = 0; row < wanted.rows; ++row) {
+      std::memcpy(message.payload + row * wanted.row_bytes, reinterpret_cast<const void*>(wanted.local + row * wanted.stride), wanted.row_bytes);
     }
   }
+  return message;
+}
+
+int engine::announce(int32_t peer, const outgoing& one) {
+  wire_message message = announcement(one);
   return send(peer, message);
 }
 
@@ -258,7 +307,9 @@ bool engine::pump(int32_t peer) {
       if (const int code = post_pieces(peer, one); code != 0) return refused(code);
     }
     if (one.wanted.answers()) continue;
-    if (const int code = announce(peer, one); code != 0) return refused(code);
+    if (!one.announced) {
+      if (const int code = announce(peer, one); code != 0) return refused(code);
+    }
     at.unasked = !one.asks();
   }
   // Behind all that was accepted.

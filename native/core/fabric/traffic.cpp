@@ -9,6 +9,7 @@ namespace ep::fabric {
 namespace {
 
 constexpr int64_t answer_ns = 3'000; // what a kernel answers within goes with the answer
+constexpr int64_t longest_answer_ns = 30'000; // of what is waited for, though there is more to do
 constexpr uint64_t tell_every = 64; // requests carried out before the source hears of it though there is more to do
 
 } // namespace
@@ -48,13 +49,15 @@ bool engine::poll() {
 }
 
 // The sources learn what has been carried out with what this rank sends them anyway; otherwise when there is a moment, and not seldom, and of what they do not wait for when nothing has come
-// for a while.
+// for a while. HAZARD: of long puts there may be one in each look for as long as any are under way: their source may post no more before it has heard of the first.
 void engine::tell_applied() {
   for (int32_t peer = 0; peer < world_size_; ++peer) {
     const link& at = *links_[static_cast<size_t>(peer)];
     if (at.state != link_state::up || at.applied == at.told || !at.control.empty()) continue;
-    const bool now = events_.empty() && clock_now_ns() - at.heard_ns > (at.asked ? answer_ns : options_.tell_after_ns);
-    if (!now && at.applied - at.told < tell_every) continue;
+    const int64_t now = clock_now_ns();
+    const bool has_moment = events_.empty() && now - at.heard_ns > (at.asked ? answer_ns : options_.tell_after_ns);
+    const bool is_late = at.asked && now - at.owes_ns > longest_answer_ns;
+    if (!has_moment && !is_late && at.applied - at.told < tell_every) continue;
     say(peer, message_kind::alive);
     pump(peer);
   }
@@ -205,6 +208,7 @@ bool engine::carry_out_next(int32_t source, const wire_message& message) {
     return false;
   }
   at.asked = at.asked || (message.op & wire_asks) != 0;
+  if (at.applied == at.told) at.owes_ns = at.heard_ns;
   ++at.applied;
   ++count_.applied;
   return true;

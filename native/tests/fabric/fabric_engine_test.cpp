@@ -19,6 +19,59 @@ struct scripted_world {
       : network(size, seed), ranks(size, memory_bytes, 16, options, [this](int32_t rank) { return network.port(rank); }) {}
 };
 
+// The last piece of a put takes the word of it along where the port writes to two places at once, and there is a slot free for it.
+void test_pairs() {
+  for (uint64_t seed = 50; seed < 54; ++seed) {
+    scripted_world world(2, seed);
+    world.network.set_room(1 + seed % 3);
+    for (const int32_t rank : {0, 1}) {
+      const int32_t peer = 1 - rank;
+      fabric_side& own = world.ranks.side(rank);
+      for (uint64_t i = 0; i < 3000; ++i) own.memory->own_data()[i] = pattern(i, static_cast<uint64_t>(rank));
+      const auto put = [&](uint64_t at, uint64_t bytes) {
+        EP_CHECK(world.ranks.ended(rank, peer, world.ranks.post(rank, fabric_ranks::with_signal(world.ranks.bytes_to(rank, peer, at, 50'000 + at, bytes), 1, 1))) == request_state::done);
+      };
+      auto writes = [&, before = uint64_t{0}]() mutable { return world.network.written(rank) - std::exchange(before, world.network.written(rank)); };
+      writes();
+      put(0, 1500); // pieces of 1000 and 500 bytes, and its word
+      EP_CHECK_EQ(writes(), rank == 0 ? 2u : 3u);
+      put(0, 2000); // with its word the second one would be too long for a message
+      EP_CHECK_EQ(writes(), 3u);
+      put(2000, 952); // goes within its word, which is a message
+      EP_CHECK_EQ(writes(), 0u);
+      EP_CHECK_EQ(world.network.paired(rank), rank == 0 ? 1u : 0u);
+      EP_CHECK_EQ(world.ranks.signal(peer, 1), 3u);
+      EP_CHECK(std::memcmp(world.ranks.side(peer).memory->own_data() + 50'000, own.memory->own_data(), 2952) == 0);
+    }
+    // No slot is free: the word is a message.
+    world.network.set_room(1);
+    world.network.hold_writes(true);
+    const uint64_t before = world.network.paired(0);
+    uint64_t last = 0;
+    for (uint64_t i = 0; i < fabric::mailbox::slots + 10; ++i) last = world.ranks.post(0, world.ranks.bytes_to(0, 1, 0, 0, 1500));
+    EP_CHECK(soon([&] { return world.ranks.side(0).engine->counts().requests >= 3 + fabric::mailbox::slots + 10 && world.network.written(0) >= 5 + 2 * (fabric::mailbox::slots + 10); }));
+    EP_CHECK_EQ(world.network.paired(0) - before, fabric::mailbox::slots);
+    world.network.hold_writes(false);
+    EP_CHECK(world.ranks.ended(0, 1, last) == request_state::done);
+    EP_CHECK_EQ(world.ranks.side(1).engine->counts().refused, 0u);
+  }
+}
+
+// Whoever waits for requests hears of them while others are still coming in, so that it can post the next ones.
+void test_told_meanwhile() {
+  scripted_world world(2, 57);
+  world.network.keep_order();
+  world.network.hold_writes(true);
+  constexpr uint64_t posted = 60; // fewer than are told of in any case
+  uint64_t last = 0;
+  for (uint64_t i = 0; i < posted; ++i) last = world.ranks.post(1, world.ranks.bytes_to(1, 0, 0, 0, 20'000));
+  EP_CHECK(soon([&] { return world.network.written(1) >= posted * 20; }));
+  const uint64_t before = world.ranks.side(0).engine->counts().messages;
+  world.network.hold_writes(false);
+  EP_CHECK(world.ranks.ended(1, 0, last) == request_state::done);
+  EP_CHECK(world.ranks.side(0).engine->counts().messages - before >= 3);
+}
+
 void test_any_order() {
   uint64_t overtakes = 0;
   for (uint64_t seed = 1; seed <= 8; ++seed) {
@@ -571,6 +624,8 @@ int main() {
   test_briefs();
   test_signs_beside_briefs();
   test_mailbox();
+  test_pairs();
+  test_told_meanwhile();
   test_forged_mail();
   test_strangers();
   test_any_order();

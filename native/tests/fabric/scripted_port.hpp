@@ -66,6 +66,11 @@ class scripted_network {
     const std::lock_guard lock(mutex_);
     hold_ = hold;
   }
+  // Everything lands in the order in which it was posted.
+  void keep_order() {
+    const std::lock_guard lock(mutex_);
+    in_order_ = true;
+  }
   // What is wrong with the atomics.
   enum class lie : uint8_t { none, loses, ignores_compare, other_old, beside, never_ends, fails };
   void set_lie(lie what) {
@@ -90,6 +95,11 @@ class scripted_network {
     const std::lock_guard lock(mutex_);
     return inboxes_[static_cast<size_t>(rank)].written;
   }
+  // Of those, to two places.
+  uint64_t paired(int32_t rank) const {
+    const std::lock_guard lock(mutex_);
+    return inboxes_[static_cast<size_t>(rank)].paired;
+  }
 
  private:
   friend class scripted_port;
@@ -100,6 +110,8 @@ class scripted_network {
     int32_t to;
     uint64_t number;
     std::vector<uint8_t> bytes; // taken at the post
+    std::vector<uint8_t> more;  // of a pair: for its second place
+    uint64_t more_at = 0;
     uint8_t* local = nullptr;   // of a read or an atomic
     uint64_t operand = 0;
     uint64_t compare = 0;
@@ -119,6 +131,7 @@ class scripted_network {
     std::vector<dl::fabric_event> events;
     uint64_t injected = 0;
     uint64_t written = 0;
+    uint64_t paired = 0;
   };
 
   void put_in(int32_t to, kind what, std::vector<uint8_t> bytes, uint32_t data) {
@@ -144,6 +157,7 @@ class scripted_network {
     }
     one.number = next_++;
     inboxes_[static_cast<size_t>(one.from)].written += one.what == kind::write ? 1 : 0;
+    inboxes_[static_cast<size_t>(one.from)].paired += one.more.empty() ? 0 : 1;
     if (cut_.contains(one.from) || cut_.contains(one.to)) return 0;
     inboxes_[static_cast<size_t>(one.to)].flying.push_back(std::move(one));
     return 0;
@@ -153,7 +167,7 @@ class scripted_network {
     const std::lock_guard lock(mutex_);
     inbox& own = inboxes_[static_cast<size_t>(rank)];
     if (!own.flying.empty()) {
-      const size_t index = random_.below(own.flying.size());
+      const size_t index = in_order_ ? 0 : random_.below(own.flying.size());
       const packet& one = own.flying[index];
       const bool waits = (one.what == kind::message && own.receives.empty()) || (one.what == kind::write && hold_);
       if (!waits) {
@@ -174,6 +188,7 @@ class scripted_network {
       own.events.push_back({dl::fabric_event::kind::done, to.context, 0, one.bytes.size(), 0, {}});
     } else if (one.what == kind::write) {
       if (!one.bytes.empty()) std::memcpy(reinterpret_cast<void*>(one.at), one.bytes.data(), one.bytes.size());
+      if (!one.more.empty()) std::memcpy(reinterpret_cast<void*>(one.more_at), one.more.data(), one.more.size());
       own.events.push_back({dl::fabric_event::kind::arrived, nullptr, one.data, one.bytes.size(), 0, {}});
     } else if (one.what == kind::read) {
       std::memcpy(one.local, reinterpret_cast<const void*>(one.at), one.length);
@@ -205,6 +220,7 @@ class scripted_network {
   std::set<int32_t> departed_;
   uint64_t one_of_ = 1;
   bool hold_ = false;
+  bool in_order_ = false;
   lie lie_ = lie::none;
   uint64_t next_ = 0;
   uint64_t overtakes_ = 0;
@@ -218,6 +234,7 @@ class scripted_port final : public dl::fabric_port {
     offer_.max_message = 1000; // so that most puts take several pieces
     offer_.data_bytes = 4;
     offer_.inject_bytes = rank % 2 == 0 ? 64 : 56; // so that one half has to send what the other half injects
+    offer_.pairs = rank % 2 == 0;
   }
   // What was under way is forgotten: its contexts and buffers go away.
   ~scripted_port() override {
@@ -253,6 +270,19 @@ class scripted_port final : public dl::fabric_port {
     auto one = packet_to(scripted_network::kind::write, to, context);
     one.bytes.assign(static_cast<const uint8_t*>(buffer), static_cast<const uint8_t*>(buffer) + bytes);
     one.at = at;
+    one.data = data;
+    return network_.post(std::move(one));
+  }
+  int write_pair(uint64_t to, const dl::fabric_piece& first, const dl::fabric_piece& second, uint32_t data, dl::fabric_context* context) override {
+    if (!offer_.pairs) return ENOSYS;
+    if (first.key != 7 || second.key != 7) return EINVAL;
+    if (first.length + second.length > offer_.max_message) return EMSGSIZE;
+    const auto bytes_of = [](const dl::fabric_piece& one) { return std::vector<uint8_t>(static_cast<const uint8_t*>(one.bytes), static_cast<const uint8_t*>(one.bytes) + one.length); };
+    auto one = packet_to(scripted_network::kind::write, to, context);
+    one.bytes = bytes_of(first);
+    one.at = first.at;
+    one.more = bytes_of(second);
+    one.more_at = second.at;
     one.data = data;
     return network_.post(std::move(one));
   }
