@@ -182,7 +182,7 @@ result<uint64_t> engine::post(const symmetric_memory& memory, request wanted) {
     any_posted_.store(true, std::memory_order_seq_cst);
   }
   // A thread that sleeps as one does who awaits nothing is told that there is something.
-  if (light && ((eager && send_if_free()) || step_if_free()) && !dormant_.load(std::memory_order_seq_cst)) return number;
+  if (light && ((eager && send_if_free()) || step_if_free(clock_now_ns())) && !dormant_.load(std::memory_order_seq_cst)) return number;
   nudge();
   return number;
 }
@@ -272,14 +272,15 @@ bool engine::take_ring() {
 
 bool engine::take_posted() {
   if (!any_posted_.load(std::memory_order_acquire)) return false;
-  std::deque<outgoing> posted;
   {
     const std::lock_guard lock(mutex_);
-    posted.swap(posted_);
+    taken_.swap(posted_);
     any_posted_.store(false, std::memory_order_release);
   }
-  for (outgoing& one : posted) begin(std::move(one));
-  return !posted.empty();
+  const bool any = !taken_.empty();
+  for (outgoing& one : taken_) begin(std::move(one));
+  taken_.clear();
+  return any;
 }
 
 void engine::begin(outgoing one) {
@@ -370,8 +371,9 @@ void engine::ring_landed(uint64_t number) {
 
 // ---- the thread
 
-// All that there is to do, once. True: there was something. With the turn.
-bool engine::step() {
+// All that there is to do, once. True: there was something. With the turn. The clock is read once for all of it.
+bool engine::step(int64_t now) {
+  now_ns_ = now;
   // What is to go out goes before the look at what has come in: that takes system calls, and whoever answers posts right behind one that found something.
   bool any = take_ring();
   any = take_posted() || any;
@@ -405,7 +407,7 @@ void engine::run() {
   int64_t busy_ns = clock_now_ns();
   watched_ns_ = doubted_ns_ = found_ns_ = busy_ns;
   for (;;) {
-    const bool any = step();
+    const bool any = step(clock_now_ns());
     const int64_t now = clock_now_ns();
     if (any) keep_pace(now);
     doubt_descriptor(any || assisted(now), now);
@@ -424,12 +426,12 @@ void engine::run() {
 // ---- in its stead
 
 // Passes by where another thread is at it: what that finds, it tells to all who wait. True: done, and nothing waits for room.
-bool engine::step_if_free() {
+bool engine::step_if_free(int64_t now) {
   const std::unique_lock turn(turn_, std::try_to_lock);
   if (!turn.owns_lock() || over_) return false;
-  const uint64_t before = count_.applied.load(std::memory_order_relaxed);
-  step();
-  count_.carried.fetch_add(count_.applied.load(std::memory_order_relaxed) - before, std::memory_order_relaxed);
+  const uint64_t before = count_.applied;
+  step(now);
+  count_.carried += count_.applied - before;
   return all_out();
 }
 
@@ -442,6 +444,7 @@ bool engine::all_out() const {
 bool engine::send_if_free() {
   const std::unique_lock turn(turn_, std::try_to_lock);
   if (!turn.owns_lock() || over_) return false;
+  now_ns_ = clock_now_ns();
   take_posted();
   for (int32_t peer = 0; peer < world_size_; ++peer) pump(peer);
   return all_out();
@@ -452,8 +455,9 @@ bool engine::assist() {
     rest();
     return true;
   }
-  assisted_until_ns_[own_place() % assistants].store(clock_now_ns() + std::max(assistance_ns, rare_looks::apart_ns()), std::memory_order_relaxed);
-  step_if_free();
+  const int64_t now = clock_now_ns();
+  assisted_until_ns_[own_place() % assistants].store(now + std::max(assistance_ns, rare_looks::apart_ns()), std::memory_order_relaxed);
+  step_if_free(now);
   return heavy();
 }
 

@@ -148,26 +148,36 @@ class engine {
     std::shared_ptr<const void> memory;
     wire_message message;
   };
+  // Counted by whoever has the turn, without a locked operation, and read by anybody.
+  class tally {
+   public:
+    void operator+=(uint64_t more) { count_.store(count_.load(std::memory_order_relaxed) + more, std::memory_order_relaxed); }
+    void operator++() { *this += 1; }
+    operator uint64_t() const { return count_.load(std::memory_order_relaxed); }
+
+   private:
+    std::atomic<uint64_t> count_{0};
+  };
   struct counters {
-    std::atomic<uint64_t> requests{0};
-    std::atomic<uint64_t> applied{0};
-    std::atomic<uint64_t> writes{0};
-    std::atomic<uint64_t> atomics{0};
-    std::atomic<uint64_t> messages{0};
-    std::atomic<uint64_t> full{0};
-    std::atomic<uint64_t> refused{0};
-    std::atomic<uint64_t> registered{0};
-    std::atomic<uint64_t> carried{0};
+    tally requests;
+    tally applied;
+    tally writes;
+    tally atomics;
+    tally messages;
+    tally full;
+    tally refused;
+    tally carried;
+    std::atomic<uint64_t> registered{0}; // of any thread
   };
 
   static constexpr int64_t shortest_nap_ns = 100'000;
 
   // engine.cpp
   void run();
-  bool step();
+  bool step(int64_t now);
   bool assist();
   void rest();
-  bool step_if_free();
+  bool step_if_free(int64_t now);
   bool send_if_free();
   bool all_out() const;
   void step_back(std::unique_lock<std::mutex>& turn);
@@ -261,10 +271,12 @@ class engine {
   mutable std::mutex turn_;
   // Of whoever has the turn.
   bool over_ = true; // the thread has not begun, or has ended
+  int64_t now_ns_ = 0; // when it began to look
   std::vector<sharer> sharers_;
   std::vector<operation*> free_;
   std::vector<operation*> receives_unposted_;
   std::vector<dl::fabric_event> events_;
+  std::deque<outgoing> taken_; // of `posted_`; empty in between
   std::vector<uint64_t> ring_ahead_;
   uint64_t messages_under_way_ = 0;
   int64_t leave_by_ns_ = 0;

@@ -88,7 +88,7 @@ int engine::send(int32_t peer, wire_message& message) {
   } else {
     code = send_whole(peer, &*brief, brief_bytes);
   }
-  if (code == 0 && fails_aloud) at.spoke_ns = clock_now_ns();
+  if (code == 0 && fails_aloud) at.spoke_ns = now_ns_;
   if (code != 0) {
     if (code == EAGAIN) ++count_.full;
     return code;
@@ -189,7 +189,7 @@ int engine::post_last_piece(int32_t peer, outgoing& one, const uint8_t* local, u
   }
   count_piece(one, length);
   one.announced = true;
-  at.spoke_ns = clock_now_ns();
+  at.spoke_ns = now_ns_;
   told(at);
   return 0;
 }
@@ -313,7 +313,7 @@ bool engine::pump(int32_t peer) {
     at.unasked = !one.asks();
   }
   // Behind all that was accepted.
-  if (at.state == link_state::up && at.posted == at.out.size() && at.wants_end.exchange(false, std::memory_order_acquire) && std::exchange(at.unasked, false)) {
+  if (at.state == link_state::up && at.posted == at.out.size() && at.wants_end.load(std::memory_order_relaxed) && at.wants_end.exchange(false, std::memory_order_acquire) && std::exchange(at.unasked, false)) {
     say(peer, message_kind::alive);
     at.control.back().op = wire_asks;
     if (const int code = send_control(); code != 0) return refused(code);

@@ -54,9 +54,8 @@ void engine::tell_applied() {
   for (int32_t peer = 0; peer < world_size_; ++peer) {
     const link& at = *links_[static_cast<size_t>(peer)];
     if (at.state != link_state::up || at.applied == at.told || !at.control.empty()) continue;
-    const int64_t now = clock_now_ns();
-    const bool has_moment = events_.empty() && now - at.heard_ns > (at.asked ? answer_ns : options_.tell_after_ns);
-    const bool is_late = at.asked && now - at.owes_ns > longest_answer_ns;
+    const bool has_moment = events_.empty() && now_ns_ - at.heard_ns > (at.asked ? answer_ns : options_.tell_after_ns);
+    const bool is_late = at.asked && now_ns_ - at.owes_ns > longest_answer_ns;
     if (!has_moment && !is_late && at.applied - at.told < tell_every) continue;
     say(peer, message_kind::alive);
     pump(peer);
@@ -84,7 +83,7 @@ void engine::on_arrived(uint32_t data) {
   const uint64_t place = write_distance(data, at.applied);
   if (place >= request_window) return lose(source, "it sent a piece of a request that was over, or too far ahead");
   if (is_mail(data)) return on_mail(source, at.applied + place);
-  at.heard_ns = std::max(at.heard_ns, clock_now_ns());
+  at.heard_ns = std::max(at.heard_ns, now_ns_);
   if (at.in.size() <= place) at.in.resize(place + 1);
   ++at.in[place].pieces;
   apply(source);
@@ -136,7 +135,7 @@ bool engine::on_authentic(const wire_message& message) {
   const int32_t source = message.source;
   link& at = *links_[static_cast<size_t>(source)];
   if (at.state == link_state::failed) return false;
-  at.heard_ns = clock_now_ns();
+  at.heard_ns = now_ns_;
   if (message.acked > at.next_sequence) {
     lose(source, "it says that it carried out more than it was sent");
     return true;
