@@ -141,7 +141,7 @@ export interface NativeFabricCarrier {
   /** `kind`: `carried_kind` of carrier.hpp. `root`: a member, of a kind that has one. */
   begin(kind: number, type: number, reduction: number, factor: number, longest: number, root: number): void;
   /** After `mostMs` milliseconds at most, 0 to 10. 0: the call is over, 1: it has moved, 2: it has not. */
-  carry(inputs: readonly Uint8Array[], outputs: readonly Uint8Array[], mostMs: number): 0 | 1 | 2;
+  carry(inputs: readonly NodeJS.TypedArray[], outputs: readonly NodeJS.TypedArray[], mostMs: number): 0 | 1 | 2;
   sent(): number;
   close(): void;
 }

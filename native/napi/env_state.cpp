@@ -176,18 +176,42 @@ double arg_double(Napi::Value value, const char* what) {
   return value.As<Napi::Number>().DoubleValue();
 }
 
+namespace {
+
+size_t element_bytes_of(napi_typedarray_type type) {
+  switch (type) {
+    case napi_int8_array:
+    case napi_uint8_array:
+    case napi_uint8_clamped_array: return 1;
+    case napi_int16_array:
+    case napi_uint16_array:
+    case napi_float16_array: return 2;
+    case napi_int32_array:
+    case napi_uint32_array:
+    case napi_float32_array: return 4;
+    case napi_float64_array:
+    case napi_bigint64_array:
+    case napi_biguint64_array: return 8;
+  }
+  return 0; // of a kind that this Node-API does not know: nothing of it is read
+}
+
+} // namespace
+
 byte_span arg_bytes(Napi::Value value, const char* what) {
   if (!value.IsTypedArray()) throw_invalid(value.Env(), std::string(what) + " must be a typed array");
   // HAZARD: not by Napi::ArrayBuffer: there is none of a SharedArrayBuffer, whose arrays are as good.
   void* data = nullptr;
   napi_value buffer = nullptr;
+  napi_typedarray_type type{};
+  size_t length = 0;
   bool detached = false;
   const napi_env env = value.Env();
-  if (napi_get_typedarray_info(env, value, nullptr, nullptr, &data, &buffer, nullptr) != napi_ok || napi_is_detached_arraybuffer(env, buffer, &detached) != napi_ok) {
+  if (napi_get_typedarray_info(env, value, &type, &length, &data, &buffer, nullptr) != napi_ok || napi_is_detached_arraybuffer(env, buffer, &detached) != napi_ok) {
     throw_invalid(value.Env(), std::string(what) + " is a typed array that cannot be read");
   }
   if (detached) throw_invalid(value.Env(), std::string(what) + " is a typed array whose buffer was detached");
-  return {static_cast<uint8_t*>(data), value.As<Napi::TypedArray>().ByteLength()};
+  return {static_cast<uint8_t*>(data), length * element_bytes_of(type)};
 }
 
 Napi::Uint8Array bytes_copy(Napi::Env env, const void* data, size_t size) {

@@ -263,11 +263,13 @@ bool engine::take_ring() {
       violate("request " + std::to_string(head) + " of a kernel of rank " + std::to_string(context_->rank()) + " " + why);
       ring_landed(head);
     }
-    std::atomic_ref<uint64_t>(ring.head).store(head + 1, std::memory_order_seq_cst);
+    std::atomic_ref<uint64_t>(ring.head).store(head + 1, std::memory_order_release);
     any = true;
   }
-  if (any) wake_waiters(); // producers wait for room on the rank's own word
-  return any;
+  if (!any) return false;
+  std::atomic_thread_fence(std::memory_order_seq_cst); // before the look who sleeps
+  wake_waiters(); // producers wait for room on the rank's own word
+  return true;
 }
 
 bool engine::take_posted() {
@@ -349,10 +351,10 @@ void engine::lighten(const outgoing& one) {
   if (one.wanted.heavy()) heavy_.fetch_sub(1, std::memory_order_relaxed);
 }
 
-// It has landed, or never will.
+// It has landed, or never will. HAZARD: step() has a fence between this and the look who sleeps.
 void engine::finish(link& at, const outgoing& one) {
   if (one.ring != no_number) ring_landed(one.ring);
-  if (one.host != no_number) at.host_ended.store(one.host, std::memory_order_seq_cst);
+  if (one.host != no_number) at.host_ended.store(one.host, std::memory_order_release);
   if (!one.wanted.eager) ended_any_ = true;
 }
 
@@ -365,7 +367,7 @@ void engine::ring_landed(uint64_t number) {
     ring_ahead_.erase(next);
     ++completed;
   }
-  std::atomic_ref<uint64_t>(word).store(completed, std::memory_order_seq_cst);
+  std::atomic_ref<uint64_t>(word).store(completed, std::memory_order_release);
   ended_any_ = true;
 }
 

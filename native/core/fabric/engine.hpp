@@ -249,6 +249,7 @@ class engine {
   bool carry_out_next(int32_t source, const wire_message& message);
   void apply(int32_t source);
   bool carry_out(const wire_message& message);
+  const routed_memory* reach(uint64_t memory);
   void end_requests(int32_t peer);
   void take_off(link& at);
   void drop_requests(link& at, bool left_in_order);
@@ -273,6 +274,9 @@ class engine {
   bool over_ = true; // the thread has not begun, or has ended
   int64_t now_ns_ = 0; // when it began to look
   std::vector<sharer> sharers_;
+  // The memory that a request came for last. HAZARD: whoever has the turn, and nobody else, takes one out of `memories_`, and forgets it here.
+  const routed_memory* reached_ = nullptr;
+  uint64_t reached_id_ = 0;
   std::vector<operation*> free_;
   std::vector<operation*> receives_unposted_;
   std::vector<dl::fabric_event> events_;

@@ -155,6 +155,7 @@ bool engine::retire_memories() {
       continue;
     }
     give_back(known);
+    if (reached_ == &known) reached_ = nullptr;
     retiring_.fetch_sub(1, std::memory_order_relaxed);
     at = memories_.erase(at);
     any = true;
@@ -168,6 +169,7 @@ void engine::give_memories_up() {
   for (auto& [id, known] : memories_) {
     give_back(known);
   }
+  reached_ = nullptr;
   memories_.clear();
   posted_.clear();
   for (const auto& one : ranges_) {

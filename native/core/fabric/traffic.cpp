@@ -222,29 +222,31 @@ void engine::apply(int32_t source) {
   }
 }
 
+// Null: there is none of this number that could be written.
+const engine::routed_memory* engine::reach(uint64_t memory) {
+  if (reached_ != nullptr && reached_id_ == memory) return reached_;
+  const std::lock_guard lock(mutex_);
+  const auto known = memories_.find(memory);
+  // HAZARD: between retire and retired there may still be requests for it; after that, none. Before route() it has no place yet that could be written: peers are told of it earlier, and are to wait.
+  if (known == memories_.end() || known->second.remotes.empty()) return nullptr;
+  reached_id_ = memory;
+  reached_ = &known->second;
+  return reached_;
+}
+
 bool engine::carry_out(const wire_message& message) {
-  std::shared_ptr<symmetric_memory> memory;
-  uint64_t byte_length = 0;
-  {
-    const std::lock_guard lock(mutex_);
-    const auto known = memories_.find(message.memory);
-    // HAZARD: between retire and retired there may still be some; after that, none.
-    if (known == memories_.end()) return false;
-    // HAZARD: before route() it has no place yet that could be written. Peers are told of it earlier, and are to wait.
-    if (known->second.remotes.empty()) return false;
-    memory = known->second.memory;
-    byte_length = known->second.byte_length;
-    if (known->second.gpu != nullptr && message.payload_bytes != 0) return false;
-  }
+  const routed_memory* known = reach(message.memory);
+  if (known == nullptr || (known->gpu != nullptr && message.payload_bytes != 0)) return false;
+  symmetric_memory& memory = *known->memory;
   const int32_t self = context_->rank();
   // Somebody may be waiting for plain bytes.
-  if (memory->wakes_rank()) ended_any_ = true;
-  if (message.offset > byte_length || message.payload_bytes > byte_length - message.offset) return false;
-  if (message.payload_bytes != 0) memory->write(self, message.offset, message.payload, message.payload_bytes);
+  if (memory.wakes_rank()) ended_any_ = true;
+  if (message.offset > known->byte_length || message.payload_bytes > known->byte_length - message.offset) return false;
+  if (message.payload_bytes != 0) memory.write(self, message.offset, message.payload, message.payload_bytes);
   const auto op = static_cast<signal_op>(message.op & ~wire_asks);
   if (op == signal_op::none) return true;
-  if ((op != signal_op::add && op != signal_op::set) || message.slot >= memory->signal_slots()) return false;
-  memory->signal_update(self, message.slot, op, message.value);
+  if ((op != signal_op::add && op != signal_op::set) || message.slot >= memory.signal_slots()) return false;
+  memory.signal_update(self, message.slot, op, message.value);
   return true;
 }
 

@@ -1,4 +1,5 @@
 /** Short exchanges among a group's ranks on several hosts, each in one call that may hold its thread for a moment. */
+import type { DType, Storage } from './dtype.js';
 import type { Closeable } from './scope.js';
 import type { AllocateOptions, Rank, SymmetricMemory, WaitOptions } from './transport.js';
 
@@ -90,7 +91,11 @@ export interface Carrier extends Closeable {
    * and one to take, of a broadcast one; of a reduce, a gather and a scatter as of an all-reduce, an all-gather and a reduce-scatter, but none to take on others than the root, or of a scatter to give. Throws `EP_INVALID_ARGUMENT` where one has another length, or not the one that it had,
    * `EP_CLOSED`, and what the transport says where it takes nothing more; but not of a rank that is gone, which it tells otherwise.
    */
-  carry(inputs: readonly Uint8Array[], outputs: readonly Uint8Array[], mostMs: number): 'over' | 'moved' | 'stuck';
+  carry(
+    inputs: readonly Storage[DType][],
+    outputs: readonly Storage[DType][],
+    mostMs: number,
+  ): 'over' | 'moved' | 'stuck';
   /** Bytes of this call that this rank has sent to other hosts. */
   readonly sent: number;
 }

@@ -7,7 +7,6 @@
 import type { CarriedCall, Carrier, CarrierMaker } from '@ep/core';
 import type { Elements, EngineCall } from '../engine.js';
 import { factorOf, reductionCode, TYPE_CODES } from '../shm/codes.js';
-import { bytesOf } from './chunks.js';
 import type { PlannedCall } from './collectives-init.js';
 import type { DataPlan } from './plan.js';
 
@@ -43,8 +42,8 @@ export function longestOf({ inputs, outputs }: EngineCall): number {
 export class BegunCall {
   readonly sequence: number;
   readonly #carrier: Carrier;
-  readonly #inputs: readonly Uint8Array[];
-  readonly #outputs: readonly Uint8Array[];
+  readonly #inputs: readonly Elements[];
+  readonly #outputs: readonly Elements[];
 
   /** `longest`: of all ranks' `longestOf`. */
   constructor(
@@ -54,8 +53,8 @@ export class BegunCall {
   ) {
     this.sequence = sequence;
     this.#carrier = carrier;
-    this.#inputs = inputs.map(bytesOf);
-    this.#outputs = outputs.map(bytesOf);
+    this.#inputs = inputs;
+    this.#outputs = outputs;
     carrier.begin({
       kind: kind as CarriedCall['kind'],
       type: TYPE_CODES[dtype],

@@ -33,7 +33,8 @@ export function checkArrays(call: OrderedCall): void {
   const { sequence } = call;
   const where = `${nameOf(call)} ${sequence}`;
   try {
-    for (const array of [...call.inputs, ...call.outputs]) checkAttached(array, where);
+    for (const array of call.inputs) checkAttached(array, where);
+    for (const array of call.outputs) checkAttached(array, where);
   } catch (cause) {
     const text = `${where}: an array of it was transferred or resized before the call ended`;
     throw new EpError('EP_DETACHED', text, { context: { sequence }, cause });

@@ -152,15 +152,20 @@ const KINDS = [
 ] as const satisfies CarriedCall['kind'][];
 const TURNS = ['over', 'moved', 'stuck'] as const;
 
+type Arrays = Parameters<Carrier['carry']>[0];
+
 class FabricCarrier extends Resource implements Carrier {
   readonly #native: NativeFabricCarrier;
   /** Places in the group, in the order of the members. */
   readonly #seats: readonly number[];
+  /** Members of a host are next to each other in the group. */
+  readonly #inOrder: boolean;
 
   constructor(carrier: NativeFabricCarrier, seats: readonly number[]) {
     super('carrier');
     this.#native = carrier;
     this.#seats = seats;
+    this.#inOrder = seats.every((place, at) => place === at);
   }
 
   begin({ kind, type, reduction, factor, longest, root = 0 }: CarriedCall): void {
@@ -168,11 +173,13 @@ class FabricCarrier extends Resource implements Carrier {
     this.#native.begin(KINDS.indexOf(kind), type, reduction, factor, longest, this.#seats.indexOf(root));
   }
 
-  carry(inputs: readonly Uint8Array[], outputs: readonly Uint8Array[], mostMs: number): ReturnType<Carrier['carry']> {
+  carry(inputs: Arrays, outputs: Arrays, mostMs: number): ReturnType<Carrier['carry']> {
     this.checkOpen('carry');
-    const seated = (arrays: readonly Uint8Array[]): readonly Uint8Array[] =>
-      arrays.length === this.#seats.length ? this.#seats.map((place) => arrays[place]!) : arrays;
-    return TURNS[this.#native.carry(seated(inputs), seated(outputs), mostMs)];
+    return TURNS[this.#native.carry(this.#seated(inputs), this.#seated(outputs), mostMs)];
+  }
+
+  #seated(arrays: Arrays): Arrays {
+    return this.#inOrder || arrays.length !== this.#seats.length ? arrays : this.#seats.map((place) => arrays[place]!);
   }
 
   get sent(): number {
