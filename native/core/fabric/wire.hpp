@@ -1,7 +1,7 @@
 // What engines of different hosts say to each other. All of these hosts store numbers the little-endian way; an engine of another ABI is refused at rendezvous.
 //
 // A request is announced by one message and its bytes travel in as many writes ("pieces") as the message says, or within the message if they are few; a short message of a request ("brief") is mostly
-// a write itself, into the mailbox of its target. All may arrive in any
+// a write itself, into the mailbox of its target, or a part of that of the last piece. All may arrive in any
 // order, so the target counts: a request is whole when its message and all of its pieces are there, and requests of one source are carried out in the order of their numbers.
 //
 // Whoever finds an endpoint can send to it: a message counts only with the tag (tag.hpp) of the rank that it names as its source. Pieces carry none: a write needs the key of the

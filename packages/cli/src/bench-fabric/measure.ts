@@ -4,7 +4,7 @@
  */
 import { execFile } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
-import { mkdtemp, rm } from 'node:fs/promises';
+import { mkdtemp, readFile, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
@@ -22,6 +22,10 @@ const rankProgram = new URL('./bench-fabric-rank.js', import.meta.url);
 const groupsProgram = new URL('./bench-fabric-groups-rank.js', import.meta.url);
 
 const run = promisify(execFile);
+
+/** Of all connections, those of namespaces too: between them, one that paces (bbr) may take four times as long as one that does not. */
+const congestionControl = async (): Promise<string> =>
+  (await readFile('/proc/sys/net/ipv4/tcp_congestion_control', 'utf8').catch(() => 'unknown')).trim();
 
 /** Latency of a put as a multiple of a raw write's; bandwidths as a part of the raw one; groups as times Open MPI's speed. */
 const goals = { latency: 1.3, put: 0.9, dispatch: 0.85, group: 1, largeGroup: 1.2 } as const;
@@ -261,7 +265,7 @@ export const fabricBench: Bench = {
       name: 'fabric',
       cases,
       notes: [
-        `${library}; the two ranks took turns of libfabric alone and of puts and dispatches, whose every byte was compared`,
+        `${library}, congestion control ${await congestionControl()}; the two ranks took turns of libfabric alone and of puts and dispatches, whose every byte was compared`,
         'a raw write is posted and polled for by one thread of a rank; so is a put, while that thread looks: the transport has another for when it sleeps',
         "Open MPI's messages ran on the loopback interface before",
         'of the groups, the two ranks of a namespace shared memory (compose), and all ranks the cores; those of Open MPI ran in the same namespaces before',
