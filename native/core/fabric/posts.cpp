@@ -51,7 +51,6 @@ void engine::say(int32_t peer, message_kind kind, uint64_t value, uint64_t memor
   at.control.push_back({kind, 0, value, memory});
 }
 
-// Fills in whose it is, and its tag. 0, or an errno as the port gives it.
 // What every message says of its source, and the tag of all of it.
 void engine::seal(const link& at, wire_message& message) const {
   message.magic = wire_magic;
@@ -68,6 +67,7 @@ void engine::told(link& at) {
   at.asked = false;
 }
 
+// Seals it. 0, or an errno as the port gives it.
 int engine::send(int32_t peer, wire_message& message) {
   link& at = *links_[static_cast<size_t>(peer)];
   seal(at, message);
