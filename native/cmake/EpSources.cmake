@@ -55,6 +55,7 @@ set(EP_CORE_SOURCES
   core/fabric/posts.cpp
   core/fabric/raw_link.cpp
   core/fabric/round_puts.cpp
+  core/fabric/sleep.cpp
   core/fabric/traffic.cpp
   core/ibgda/apart_words.cpp
   core/ibgda/commands.cpp

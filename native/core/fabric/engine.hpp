@@ -171,6 +171,7 @@ class engine {
   };
 
   static constexpr int64_t shortest_nap_ns = 100'000;
+  static constexpr int64_t longest_nap_ns = 1'000'000;
 
   // engine.cpp
   void run();
@@ -182,8 +183,6 @@ class engine {
   bool all_out() const;
   void step_back(std::unique_lock<std::mutex>& turn);
   bool assisted(int64_t now) const;
-  void keep_pace(int64_t now);
-  int64_t patience() const;
   bool take_ring();
   bool take_posted();
   void begin(outgoing one);
@@ -191,17 +190,21 @@ class engine {
   void finish(link& at, const outgoing& one);
   void lighten(const outgoing& one);
   void ring_landed(uint64_t number);
-  void nap(std::unique_lock<std::mutex>& turn, int64_t now, int64_t idle_ns);
-  void doubt_descriptor(bool any, int64_t now);
-  bool outstanding() const;
-  bool awaits_peers() const;
-  int64_t until_due(int64_t now) const;
   // Empty: it can be sent. Otherwise what is wrong with it. Under the mutex.
   std::string prepare(outgoing& one, uint64_t memory_id, uint32_t& status) const;
   void violate(const std::string& text);
   void nudge();
 
   void wake_waiters() const;
+
+  // sleep.cpp
+  void keep_pace(int64_t now);
+  int64_t patience() const;
+  void nap(std::unique_lock<std::mutex>& turn, int64_t now, int64_t idle_ns);
+  void doubt_descriptor(bool any, int64_t now);
+  bool outstanding() const;
+  bool awaits_peers() const;
+  int64_t until_due(int64_t now) const;
 
   // peers.cpp
   void watch_life(int64_t now);
