@@ -1,8 +1,8 @@
 // What a carrier does in each step of a call that moves blocks of members: an all-to-all, an all-gather, a broadcast, a reduce-scatter.
 #include <algorithm>
-#include <cstring>
 
 #include "carrier_words.hpp"
+#include "ep/device/copy.h"
 #include "host_fold.hpp"
 
 namespace ep {
@@ -35,7 +35,7 @@ bool carrier::stage_blocks(const arrays& of) {
   uint8_t* to = staging(local_, staged_);
   for (uint32_t member = 0; member < members(); ++member) {
     const share block = block_of(staged_, of.inputs[member].bytes);
-    if (member != place_.self && block.bytes != 0) std::memcpy(to + member * block_bytes(), of.inputs[member].data + block.at, block.bytes);
+    if (member != place_.self) ep_copy(to + member * block_bytes(), of.inputs[member].data + block.at, block.bytes, 0);
   }
   // Those of this member's place begin, then the next ones, so that not all write to one at a time.
   for (uint32_t turn = 0; turn < members(); ++turn) {
@@ -61,7 +61,7 @@ bool carrier::take_blocks(const arrays& of) {
     const uint8_t* from = member == place_.self ? of.inputs[member].data + block.at
                           : is_mate(member)     ? staging(member - first_mate(), taken_) + place_.self * block_bytes()
                                                 : here + member * block_bytes();
-    std::memcpy(of.outputs[member].data + block.at, from, block.bytes);
+    ep_copy(of.outputs[member].data + block.at, from, block.bytes, 0);
   }
   publish(&progress_words::taken, before_ + ++taken_);
   return true;
@@ -84,7 +84,7 @@ bool carrier::stage_source(const arrays& of) {
     if (call_.kind == carried_kind::broadcast && staged_ >= places_ && !counterparts_say(&carrier_layout::result_slot, before_ + staged_ - places_ + 1)) return false;
     const share block = block_of(staged_, of.inputs[0].bytes);
     uint8_t* to = staging(local_, staged_);
-    if (block.bytes != 0) std::memcpy(to, of.inputs[0].data + block.at, block.bytes);
+    ep_copy(to, of.inputs[0].data + block.at, block.bytes, 0);
     for (uint32_t next = 1; next < hosts(); ++next) {
       const uint32_t host = (host_ + next) % hosts();
       if (!put(counterpart(host), to, block.bytes, landing_at(staged_) + row_of(place_.self, host) * block_bytes(), layout_.sent_slot(place_.self), before_ + staged_ + 1)) return false;
@@ -111,7 +111,7 @@ bool carrier::take_sources(const arrays& of) {
     const uint8_t* from = member == place_.self ? of.inputs[0].data + block.at
                           : is_mate(member)     ? staging(mate, taken_)
                                                 : parts_[mate] + landing_at(taken_) + row_of(member, host_) * block_bytes();
-    if (block.bytes != 0) std::memcpy(output.data + block.at, from, block.bytes);
+    ep_copy(output.data + block.at, from, block.bytes, 0);
   }
   publish(&progress_words::taken, before_ + ++taken_);
   return true;
@@ -135,7 +135,7 @@ bool carrier::stage_columns(const arrays& of) {
   uint8_t* to = staging(local_, staged_);
   for (uint32_t member = 0; member < members(); ++member) {
     const share block = block_of(staged_, of.inputs[member].bytes);
-    if (local_of(member) % mates() != local_ && block.bytes != 0) std::memcpy(to + member * block_bytes(), of.inputs[member].data + block.at, block.bytes);
+    if (local_of(member) % mates() != local_) ep_copy(to + member * block_bytes(), of.inputs[member].data + block.at, block.bytes, 0);
   }
   publish(&progress_words::staged, before_ + ++staged_);
   return true;

@@ -3,9 +3,9 @@
 // HAZARD: where the root alone takes, or alone gives, nothing comes back by which senders see how far others are. So who sends to another host waits, before it uses a place again, for the word of those who
 // have that place there (result_slot), and is told no more than it waits for: it may leave as soon as all have their data.
 #include <algorithm>
-#include <cstring>
 
 #include "carrier_words.hpp"
+#include "ep/device/copy.h"
 
 namespace ep {
 
@@ -69,7 +69,7 @@ bool carrier::take_result(const arrays& of) {
   const carried_bytes& output = of.outputs[0];
   for (uint32_t mate = 0; mate < columns_; ++mate) {
     const share theirs = share_of(taken_, mate, output.bytes);
-    if (mate != local_ && theirs.bytes != 0) std::memcpy(output.data + theirs.at, partial(mate, taken_), theirs.bytes);
+    if (mate != local_) ep_copy(output.data + theirs.at, partial(mate, taken_), theirs.bytes, 0);
   }
   publish(&progress_words::taken, before_ + ++taken_);
   return true;
@@ -96,7 +96,7 @@ bool carrier::give_block(const arrays& of) {
     if (!may_give(staged_)) return false;
     const share block = block_of(staged_, of.inputs[0].bytes);
     uint8_t* to = staging(local_, staged_);
-    if (block.bytes != 0) std::memcpy(to, of.inputs[0].data + block.at, block.bytes);
+    ep_copy(to, of.inputs[0].data + block.at, block.bytes, 0);
     const uint32_t host = root_host();
     if (host != host_ && !put(counterpart(host), to, block.bytes, landing_at(staged_) + row_of(place_.self, host) * block_bytes(), layout_.sent_slot(place_.self), before_ + staged_ + 1)) return false;
   }
@@ -119,7 +119,7 @@ bool carrier::deal_blocks(const arrays& of) {
   const share block = block_of(staged_, call_.longest);
   uint8_t* to = staging(local_, staged_);
   for (uint32_t member = 0; member < members() && block.bytes != 0; ++member) {
-    std::memcpy(member == place_.self ? of.outputs[0].data + block.at : to + member * block_bytes(), of.inputs[member].data + block.at, block.bytes);
+    ep_copy(member == place_.self ? of.outputs[0].data + block.at : to + member * block_bytes(), of.inputs[member].data + block.at, block.bytes, 0);
   }
   for (uint32_t member = 0; member < members(); ++member) {
     if (!is_mate(member) && !put(member, to + member * block_bytes(), block.bytes, landing_at(staged_), layout_.sent_slot(place_.self), before_ + staged_ + 1)) return false;
@@ -134,7 +134,7 @@ bool carrier::take_dealt(const arrays& of) {
   if (taken_ == steps_ || !(here ? said(&progress_words::staged, root_mate()) > before_ + taken_ : landed(layout_.sent_slot(call_.root), before_ + taken_ + 1))) return false;
   const share block = block_of(taken_, of.outputs[0].bytes);
   const uint8_t* from = here ? staging(root_mate(), taken_) + place_.self * block_bytes() : parts_[local_] + landing_at(taken_);
-  if (block.bytes != 0) std::memcpy(of.outputs[0].data + block.at, from, block.bytes);
+  ep_copy(of.outputs[0].data + block.at, from, block.bytes, 0);
   publish(&progress_words::taken, before_ + ++taken_);
   if (!here) free_places(taken_);
   return true;

@@ -1,9 +1,9 @@
 // What a carrier does in each step of an all-reduce, and at the end of any call.
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 
 #include "carrier_words.hpp"
+#include "ep/device/copy.h"
 #include "host_fold.hpp"
 
 namespace ep {
@@ -62,7 +62,7 @@ bool carrier::stage_shares(const arrays& of) {
   for (uint32_t mate = 0; mate < columns_; ++mate) {
     if (mate == local_) continue;
     const share theirs = share_of(staged_, mate, input.bytes);
-    if (theirs.bytes != 0) std::memcpy(to + mate * share_bytes(), input.data + theirs.at, theirs.bytes);
+    ep_copy(to + mate * share_bytes(), input.data + theirs.at, theirs.bytes, 0);
   }
   publish(&progress_words::staged, before_ + ++staged_);
   return true;
@@ -149,7 +149,7 @@ bool carrier::take_parts(const arrays& of) {
   const share own = share_of(ready_, local_, output.bytes);
   for (uint32_t host = 0; host < hosts(); ++host) {
     const share part = part_of(own.bytes, host);
-    if (host != host_ && part.bytes != 0) std::memcpy(output.data + own.at + part.at, results(local_, ready_) + part.at, part.bytes);
+    if (host != host_) ep_copy(output.data + own.at + part.at, results(local_, ready_) + part.at, part.bytes, 0);
   }
   publish(&progress_words::ready, before_ + ++ready_);
   return true;
@@ -160,7 +160,7 @@ bool carrier::take_shares(const arrays& of) {
   const carried_bytes& output = of.outputs[0];
   for (uint32_t mate = 0; mate < columns_; ++mate) {
     const share theirs = share_of(taken_, mate, output.bytes);
-    if (mate != local_ && theirs.bytes != 0) std::memcpy(output.data + theirs.at, results(mate, taken_), theirs.bytes);
+    if (mate != local_) ep_copy(output.data + theirs.at, results(mate, taken_), theirs.bytes, 0);
   }
   publish(&progress_words::taken, before_ + ++taken_);
   return true;

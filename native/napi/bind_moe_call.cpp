@@ -170,7 +170,7 @@ void return_rows(const dispatch_half& there, const combine_half& back) {
   for (uint32_t e = 0; e < there.of->local_experts; ++e) {
     const uint64_t first = reinterpret_cast<const uint32_t*>(routing.block_start)[e];
     const auto rows = static_cast<uint64_t>(reinterpret_cast<const int32_t*>(routing.recv_count)[e]);
-    for (uint64_t row = first; row < first + rows; ++row) std::memcpy(to + row * back.args.y_stride_bytes, from + row * there.args.out_stride_bytes, there.args.out_stride_bytes);
+    for (uint64_t row = first; row < first + rows; ++row) ep_copy(to + row * back.args.y_stride_bytes, from + row * there.args.out_stride_bytes, there.args.out_stride_bytes, 0);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "ep/device/copy.h"
 #include "thread.hpp"
 
 namespace ep::fabric {
@@ -330,7 +331,7 @@ bool engine::carry_out_here(outgoing& one, uint64_t most) {
       const uint64_t row = wanted.reads ? 0 : one.next / wanted.row_bytes;
       const uint64_t length = wanted.reads ? end - one.next : std::min(end - one.next, wanted.row_bytes - column);
       auto* local = reinterpret_cast<uint8_t*>(wanted.local + row * wanted.stride + column);
-      if (wanted.reads) std::memcpy(local, memory.data(self) + wanted.offset + one.next, length);
+      if (wanted.reads) ep_copy(local, memory.data(self) + wanted.offset + one.next, length, 0);
       else memory.write(self, wanted.offset + one.next, local, length);
       one.next += length;
     }
