@@ -265,6 +265,7 @@ set(EP_TESTS
   tests/efa/efa_rank_nic_test.cpp
   tests/efa/efa_renewed_test.cpp
   tests/fabric/carrier_blocks_test.cpp
+  tests/fabric/carrier_prepared_test.cpp
   tests/fabric/carrier_roots_test.cpp
   tests/fabric/carrier_test.cpp
   tests/fabric/fabric_atomics_test.cpp

@@ -93,7 +93,7 @@ uint8_t* carrier::staging(uint32_t mate, uint64_t step) const {
 // Where its mates' shares are staged, that of a member itself has room for what the host has come to, unless that is wide: then it is behind them.
 uint8_t* carrier::partial(uint32_t mate, uint64_t step) const { return staging(mate, step) + (wide() == 1 ? mate : columns_) * share_bytes(); }
 
-uint64_t carrier::landing_at(uint64_t step) const { return carrier_layout::begin_of(place_.group, 2) + step % places_ * piece_; }
+uint64_t carrier::landing_at(uint64_t step) const { return carrier_layout::begin_of(place_.group, whole() ? 3 : 2) + step % places_ * piece_; }
 
 // Of two hosts, in the place of what has landed.
 uint64_t carrier::results_at(uint64_t step) const { return landing_at(step) + (hosts() == 2 ? 0 : piece_ / 2); }
@@ -112,7 +112,8 @@ bool carrier::counterparts_say(uint64_t (carrier_layout::*slot)(uint32_t) const,
   return true;
 }
 
-uint64_t carrier::said(uint64_t progress_words::* word, uint32_t mate) const { return load(words(mate).*word); }
+// Of a mate that has not begun this call: nothing of it, and all of those before.
+uint64_t carrier::said(uint64_t progress_words::* word, uint32_t mate) const { return word == &progress_words::closed ? load(words(mate).*word) : std::max(load(words(mate).*word), before_); }
 
 // Steps, or calls, that all of this host, or the first ones, have come to.
 uint64_t carrier::least(uint64_t progress_words::* word, uint32_t count) const {
@@ -139,47 +140,93 @@ bool carrier::put(uint32_t member, const uint8_t* from, uint64_t bytes, uint64_t
 
 // ---- a call
 
-result<nothing> carrier::begin(const carried_call& call) {
-  if (busy_) return failure{EP_STATUS_BUSY, 0, "carrier: a call before this one has not come to its end"};
+carrier::plan carrier::plan_of(const carried_call& call) const {
+  plan made;
+  for (const uint64_t places : {uint64_t{1}, carrier_layout::most_places}) {
+    made.places = places;
+    made.piece = carrier_layout::area_bytes / places;
+    const uint64_t step = call.kind == carried_kind::all_reduce || call.kind == carried_kind::reduce ? share_bytes(call, made.piece) * columns_ : block_bytes(call, made.piece);
+    made.steps = call.longest / step + (call.longest % step == 0 ? 0 : 1);
+    if (made.steps <= places) break;
+  }
+  return made;
+}
+
+result<nothing> carrier::check(const carried_call& call, uint64_t number) const {
+  if (number <= number_ || number >= carrier_layout::most_calls) return failure{EP_STATUS_INVALID, 0, "carrier: a call has a higher number than the one before"};
   if (folds(call.kind) && !reduces(call.op, call.type)) return failure{EP_STATUS_INVALID, 0, "carrier: it does not carry this reduction"};
   const bool rooted = call.kind == carried_kind::broadcast || call.kind == carried_kind::reduce || call.kind == carried_kind::gather || call.kind == carried_kind::scatter;
   if (rooted && call.root >= members()) return failure{EP_STATUS_INVALID, 0, "carrier: the root is no member"};
-  memory_->wake_instead(reinterpret_cast<ep_wake_word*>(memory_->own_data()));
-  before_ += steps_;
-  call_ = call;
-  busy_ = true;
-  told_ = false;
-  staged_ = read_ = folded_ = ready_ = taken_ = answered_ = sent_ = 0;
-  for (const uint64_t places : {uint64_t{1}, carrier_layout::most_places}) {
-    places_ = places;
-    piece_ = carrier_layout::area_bytes / places;
-    const uint64_t step = call.kind == carried_kind::all_reduce || call.kind == carried_kind::reduce ? share_bytes() * columns_ : block_bytes();
-    steps_ = call.longest / step + (call.longest % step == 0 ? 0 : 1);
-    if (steps_ <= places) break;
-  }
-  window_ = std::max<uint64_t>(1, places_ / 2);
-  ++calls_;
+  if (plan_of(call).steps >> carrier_layout::step_bits != 0) return failure{EP_STATUS_INVALID, 0, "carrier: the call is too long"};
   return nothing{};
 }
 
-bool carrier::fits(std::span<const carried_bytes> inputs, std::span<const carried_bytes> outputs) const {
-  const auto all = [this](std::span<const carried_bytes> arrays, size_t count, bool exact) {
-    return arrays.size() == count && std::all_of(arrays.begin(), arrays.end(), [&](const carried_bytes& one) { return exact ? one.bytes == call_.longest : one.bytes <= call_.longest; });
+void carrier::follow(const plan& of) {
+  places_ = of.places;
+  piece_ = of.piece;
+  steps_ = of.steps;
+  window_ = std::max<uint64_t>(1, places_ / 2);
+}
+
+result<nothing> carrier::begin(const carried_call& call, uint64_t number, bool sure) {
+  if (busy_ && sure_) return failure{EP_STATUS_BUSY, 0, "carrier: a call before this one has not come to its end"};
+  if (auto sound = check(call, number); !sound.ok()) return sound;
+  memory_->wake_instead(reinterpret_cast<ep_wake_word*>(memory_->own_data()));
+  loose_ = loose_ || busy_;
+  number_ = number;
+  before_ = number << carrier_layout::step_bits;
+  call_ = call;
+  busy_ = true;
+  sure_ = sure;
+  told_ = false;
+  staged_ = read_ = folded_ = ready_ = taken_ = answered_ = sent_ = 0;
+  follow(plan_of(call));
+  return nothing{};
+}
+
+// HAZARD: where what was prepared lies otherwise in the places of the longer call it was in vain, and is prepared anew.
+void carrier::lengthen(uint64_t longest) {
+  call_.longest = longest;
+  const plan of = plan_of(call_);
+  if (of.places != places_) {
+    loose_ = true;
+    staged_ = 0;
+  }
+  follow(of);
+}
+
+// Nothing that was prepared in vain is under way any more: its places, here and where it lands, may be used again.
+bool carrier::settled() {
+  if (!loose_) return true;
+  const uint64_t slot = place_.group * layout_.group_slots() + layout_.whole_slot(place_.self);
+  for (uint32_t member = 0; member < members(); ++member) {
+    if (is_mate(member) || way_->clear(place_.ranks[member], slot)) continue;
+    awaits_hosts_ = true;
+    return false;
+  }
+  loose_ = false;
+  return true;
+}
+
+bool carrier::fits(const carried_call& call, std::span<const carried_bytes> inputs, std::span<const carried_bytes> outputs) const {
+  const auto all = [&call](std::span<const carried_bytes> arrays, size_t count, bool exact) {
+    return arrays.size() == count && std::all_of(arrays.begin(), arrays.end(), [&](const carried_bytes& one) { return exact ? one.bytes == call.longest : one.bytes <= call.longest; });
   };
-  switch (call_.kind) {
+  switch (call.kind) {
     case carried_kind::all_reduce: return all(inputs, 1, true) && all(outputs, 1, true);
     case carried_kind::all_to_all: return all(inputs, members(), false) && all(outputs, members(), false) && inputs[place_.self].bytes == outputs[place_.self].bytes;
     case carried_kind::all_gather: return all(inputs, 1, true) && all(outputs, members(), true);
-    case carried_kind::broadcast: return all(inputs, is_root() ? 1 : 0, true) && all(outputs, is_root() ? 0 : 1, true);
+    case carried_kind::broadcast: return all(inputs, is_root(call) ? 1 : 0, true) && all(outputs, is_root(call) ? 0 : 1, true);
     case carried_kind::reduce_scatter: return all(inputs, members(), true) && all(outputs, 1, true);
-    case carried_kind::reduce: return all(inputs, 1, true) && all(outputs, is_root() ? 1 : 0, true);
-    case carried_kind::gather: return all(inputs, 1, true) && all(outputs, is_root() ? members() : 0, true);
-    case carried_kind::scatter: return all(inputs, is_root() ? members() : 0, true) && all(outputs, 1, true);
+    case carried_kind::reduce: return all(inputs, 1, true) && all(outputs, is_root(call) ? 1 : 0, true);
+    case carried_kind::gather: return all(inputs, 1, true) && all(outputs, is_root(call) ? members() : 0, true);
+    case carried_kind::scatter: return all(inputs, is_root(call) ? members() : 0, true) && all(outputs, 1, true);
   }
   return false;
 }
 
 bool carrier::steps(const arrays& of) {
+  if (!settled()) return false;
   switch (call_.kind) {
     case carried_kind::all_reduce: return reduce_steps(of);
     case carried_kind::all_to_all: return block_steps(of);
@@ -193,8 +240,44 @@ bool carrier::steps(const arrays& of) {
   return false;
 }
 
+bool carrier::prepare_steps(const arrays& of) {
+  if (!settled()) return false;
+  switch (call_.kind) {
+    case carried_kind::all_reduce: {
+      const bool staged = stage_shares(of);
+      return (has_share() && fold_host(of)) || staged;
+    }
+    case carried_kind::all_to_all: return stage_blocks(of);
+    case carried_kind::all_gather:
+    case carried_kind::broadcast: return stage_source(of);
+    case carried_kind::reduce_scatter: {
+      const bool staged = stage_columns(of);
+      return fold_column(of) || staged;
+    }
+    // What a root gives or takes goes behind its members' words.
+    case carried_kind::reduce:
+    case carried_kind::gather:
+    case carried_kind::scatter: return false;
+  }
+  return false;
+}
+
+bool carrier::prepare(std::span<const carried_bytes> inputs, std::span<const carried_bytes> outputs) {
+  const arrays of{inputs, outputs};
+  bool moved = false;
+  while (busy_ && !sure_ && !broken() && prepare_steps(of)) moved = true;
+  // What it has put goes out, and what others have put comes in, while they say that they make this call.
+  const int64_t now = clock_now_ns();
+  if (moved || now - looked_ns_ >= asks_apart_ns) {
+    memory_->context().progress().run();
+    looked_ns_ = now;
+  }
+  return moved;
+}
+
 carrier::state carrier::advance(std::span<const carried_bytes> inputs, std::span<const carried_bytes> outputs, int64_t end_ns) {
   if (!busy_) return state::over;
+  sure_ = true;
   const arrays of{inputs, outputs};
   bool moved = go(of, end_ns);
   // To ask what has landed takes system calls, on a core that mates may want: where it is they who are awaited, that is done for the sake of others alone.

@@ -21,7 +21,12 @@
 // for which something of each other host has to have landed; and who sent it had seen all of its own host take the one `window` before that. There are twice as many places: so nothing of the step `places` before is read or under
 // way any more, on any host. Where only a root gives or takes (carrier_roots.cpp), senders are told how far others are. When a call begins all places are free: nobody ends one before all have said that they have their data.
 //
-// HAZARD: after a call that has not come to its end nothing here is used any more: words, and what lands, would be of the wrong one.
+// Steps are counted from the number of the call, so that what is said of one is never taken for another. HAZARD: after a call that was carried and has not come to its end nothing here is used any more: what
+// lands may be of the wrong one.
+//
+// A member may prepare a call before it knows that all make it (prepare()). If they do not, all-reduces and their like are over for everybody, and so is the carrier. But others may give an all-to-all of other lengths, or one that
+// is not carried at all: what was prepared in vain may still be under way, then, while calls behind it are carried. So an all-to-all that goes in one step has places of its own for what lands, of each member the
+// same in all such calls; and a member that has prepared one in vain puts nothing more before all of that has landed (loose_).
 #pragma once
 
 #include <cstdint>
@@ -43,15 +48,19 @@ struct carrier_layout {
   static constexpr uint64_t head_bytes = 4096;
   uint32_t world;
 
-  static constexpr uint64_t group_bytes() { return head_bytes + 2 * area_bytes; }
+  static constexpr uint64_t group_bytes() { return head_bytes + 3 * area_bytes; }
   static constexpr uint64_t memory_bytes(uint64_t groups) { return head_bytes + groups * group_bytes(); }
-  // In a rank's part: 0, words of the group; 1, what is staged, and what the host has come to; 2, what lands, and the results of a share.
+  // In a rank's part: 0, words of the group; 1, what is staged, and what the host has come to; 2, what lands, and the results of a share; 3, what lands of all-to-alls that go in one step.
   static constexpr uint64_t begin_of(uint64_t group, uint32_t area) { return head_bytes + group * group_bytes() + (area == 0 ? 0 : head_bytes + (area - 1) * area_bytes); }
-  // Of each member: steps of what it has sent, calls that it has all data of, steps of its part of a result, or of which nothing lies any more where it has told it.
-  uint64_t group_slots() const { return uint64_t{3} * world; }
+  // Of each member: steps of what it has sent, calls that it has all data of, steps of its part of a result, or of which nothing lies any more where it has told it, and steps of all-to-alls that go in one.
+  uint64_t group_slots() const { return uint64_t{4} * world; }
   uint64_t sent_slot(uint32_t member) const { return member; }
   uint64_t closed_slot(uint32_t member) const { return uint64_t{world} + member; }
   uint64_t result_slot(uint32_t member) const { return uint64_t{2} * world + member; }
+  uint64_t whole_slot(uint32_t member) const { return uint64_t{3} * world + member; }
+  // Steps of a call that are told apart. Of blocks of 4 KiB, as 64 members have them, 64 GiB.
+  static constexpr uint32_t step_bits = 24;
+  static constexpr uint64_t most_calls = uint64_t{1} << (64 - step_bits);
 };
 
 enum class carried_kind : uint32_t { all_reduce = 0, all_to_all = 1, all_gather = 2, broadcast = 3, reduce_scatter = 4, reduce = 5, gather = 6, scatter = 7 };
@@ -80,10 +89,17 @@ class carrier {
   static result<std::unique_ptr<carrier>> open(std::shared_ptr<symmetric_memory> memory, std::unique_ptr<round_way> way, round_place place, std::span<const ep_segment_handle> mates);
 
   enum class state { over, moved, stuck };
-  // Folds what reduces() says. EP_STATUS_BUSY while one is under way, or where one has not come to its end.
-  result<nothing> begin(const carried_call& call);
-  // Whether the call under way, or the last one, is of arrays of these lengths. HAZARD: advance() reads and writes beyond others.
-  bool fits(std::span<const carried_bytes> inputs, std::span<const carried_bytes> outputs) const;
+  // Folds what reduces() says. `number`: grows from call to call, the same on all members. EP_STATUS_BUSY while one is under way, or where one has not come to its end. A call that is not `sure` may be one that others do not
+  // make: until lengthen() or advance() says that they do it is prepared at most, and the next one may take its place. HAZARD: only where all have carried one before, so that all carry what is not an all-to-all.
+  result<nothing> begin(const carried_call& call, uint64_t number, bool sure = true);
+  // What can be done of a call that is not sure: arrays are read, and none is written. False: nothing has moved.
+  bool prepare(std::span<const carried_bytes> inputs, std::span<const carried_bytes> outputs);
+  // The longest array of all members, of a call that was begun with another: of an all-to-all.
+  void lengthen(uint64_t longest);
+  // Whether a call is of arrays of these lengths. HAZARD: advance() and prepare() read and write beyond others.
+  bool fits(const carried_call& call, std::span<const carried_bytes> inputs, std::span<const carried_bytes> outputs) const;
+  // The same of the call under way, or of the last one.
+  bool fits(std::span<const carried_bytes> inputs, std::span<const carried_bytes> outputs) const { return fits(call_, inputs, outputs); }
   // Of an all-reduce one array each, of `longest` bytes; of an all-to-all one for each member, in their order, of at most as many; of an all-gather one, and one of each member; of a broadcast one input of its
   // root, and one output of all others; of a reduce-scatter one for each member, and one, all of `longest` bytes; of a reduction, a gather and a scatter as of an all-reduce, an all-gather and a reduce-scatter, but only the
   // root has outputs, or in a scatter inputs. The same in every turn of a call, and as long. One thread, as of all that follows.
@@ -108,13 +124,27 @@ class carrier {
     uint64_t at = 0;
     uint64_t bytes = 0;
   };
+  // Places of an area, bytes of one, and steps of a call.
+  struct plan {
+    uint64_t places = 1;
+    uint64_t piece = 0;
+    uint64_t steps = 0;
+  };
   carrier() = default;
   void lay();
+  plan plan_of(const carried_call& call) const;
+  void follow(const plan& of);
+  result<nothing> check(const carried_call& call, uint64_t number) const;
 
   progress_words& words(uint32_t mate) const;
   uint8_t* staging(uint32_t mate, uint64_t step) const;
   uint8_t* partial(uint32_t mate, uint64_t step) const;
   uint64_t landing_at(uint64_t step) const;
+  // An all-to-all that goes in one step. HAZARD: what is said of its one step has words of its own, too: who prepared it may yet stage another first step.
+  bool whole() const { return call_.kind == carried_kind::all_to_all && places_ == 1; }
+  uint64_t block_slot(uint32_t member) const { return whole() ? layout_.whole_slot(member) : layout_.sent_slot(member); }
+  uint64_t progress_words::* block_word() const;
+  bool settled();
   uint64_t results_at(uint64_t step) const;
   uint8_t* results(uint32_t mate, uint64_t step) const;
   bool landed(uint64_t slot, uint64_t least) const;
@@ -145,18 +175,23 @@ class carrier {
   uint32_t row_of(uint32_t member, uint32_t on) const { return rows_[on * hosts() + host_of(member)] + local_of(member) / members_of(on); }
   uint32_t rows_of(uint32_t on) const { return row_of(members() - 1, on) + 1; }
   bool has_share() const { return local_ < columns_; }
-  bool is_root() const { return place_.self == call_.root; }
+  bool is_root(const carried_call& call) const { return place_.self == call.root; }
+  bool is_root() const { return is_root(call_); }
   uint32_t root_host() const { return host_of(call_.root); }
   uint32_t root_mate() const { return call_.root - first_mate(); } // where it is of this host
 
   bool steps(const arrays& of);
+  bool prepare_steps(const arrays& of);
   bool go(const arrays& of, int64_t end_ns);
   // carrier_steps.cpp
   static bool folds(carried_kind kind) { return kind == carried_kind::all_reduce || kind == carried_kind::reduce_scatter || kind == carried_kind::reduce; }
   // What hosts come to takes as many bytes, or twice as many: halves that are added are kept in single precision until all hosts are folded.
-  uint64_t wide() const;
-  uint64_t share_bytes() const;
-  uint64_t block_bytes() const;
+  static uint64_t wide(const carried_call& call);
+  uint64_t share_bytes(const carried_call& call, uint64_t piece) const;
+  uint64_t block_bytes(const carried_call& call, uint64_t piece) const;
+  uint64_t wide() const { return wide(call_); }
+  uint64_t share_bytes() const { return share_bytes(call_, piece_); }
+  uint64_t block_bytes() const { return block_bytes(call_, piece_); }
   share share_of(uint64_t step, uint32_t mate, uint64_t total) const;
   share part_of(uint64_t bytes, uint32_t host) const;
   share block_of(uint64_t step, uint64_t total) const;
@@ -216,6 +251,8 @@ class carrier {
 
   carried_call call_;
   bool busy_ = false;
+  bool sure_ = true;
+  bool loose_ = false; // something that was prepared in vain may be under way
   std::optional<failure> refused_;
   bool told_ = false;   // that this member has its data
   mutable bool awaits_hosts_ = false; // something that a step looked for has not landed
@@ -224,8 +261,8 @@ class carrier {
   uint64_t places_ = 1;
   uint64_t piece_ = 0;
   uint64_t window_ = 1;
-  uint64_t calls_ = 0;
-  uint64_t before_ = 0; // steps of earlier calls
+  uint64_t number_ = 0;
+  uint64_t before_ = 0; // where its steps are counted from
   uint64_t steps_ = 0;
   // Of this call.
   uint64_t staged_ = 0;

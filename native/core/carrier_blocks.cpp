@@ -12,17 +12,19 @@ using carried_lines::down;
 // ---- an all-to-all
 
 // Of a step, what goes from one member to another: a place has room for one of every member, or, where all of a host take the same, of those that face one of them. What is folded and wide is behind them.
-uint64_t carrier::block_bytes() const {
-  if (call_.kind == carried_kind::gather) return down(piece_ / rows_of(root_host()));
-  const bool alike = call_.kind == carried_kind::all_gather || call_.kind == carried_kind::broadcast;
-  const uint64_t folded = wide() == 1 ? 0 : wide() * most_rows_;
-  return down(piece_ / (alike ? most_rows_ : members() + folded));
+uint64_t carrier::block_bytes(const carried_call& call, uint64_t piece) const {
+  if (call.kind == carried_kind::gather) return down(piece / rows_of(host_of(call.root)));
+  const bool alike = call.kind == carried_kind::all_gather || call.kind == carried_kind::broadcast;
+  const uint64_t folded = wide(call) == 1 ? 0 : wide(call) * most_rows_;
+  return down(piece / (alike ? most_rows_ : members() + folded));
 }
 
 carrier::share carrier::block_of(uint64_t step, uint64_t total) const {
   const uint64_t at = std::min(total, step * block_bytes());
   return {at, std::min(total - at, block_bytes())};
 }
+
+uint64_t carrier::progress_words::* carrier::block_word() const { return whole() ? &progress_words::whole : &progress_words::staged; }
 
 bool carrier::block_steps(const arrays& of) {
   const bool staged = stage_blocks(of);
@@ -44,16 +46,16 @@ bool carrier::stage_blocks(const arrays& of) {
       if (turn >= members_of(host)) continue;
       const uint32_t member = place_.hosts[host] + (local_ + turn) % members_of(host);
       const share block = block_of(staged_, of.inputs[member].bytes);
-      if (!put(member, to + member * block_bytes(), block.bytes, landing_at(staged_) + place_.self * block_bytes(), layout_.sent_slot(place_.self), before_ + staged_ + 1)) return false;
+      if (!put(member, to + member * block_bytes(), block.bytes, landing_at(staged_) + place_.self * block_bytes(), block_slot(place_.self), before_ + staged_ + 1)) return false;
     }
   }
-  publish(&progress_words::staged, before_ + ++staged_);
+  publish(block_word(), before_ + ++staged_);
   return true;
 }
 
 bool carrier::take_blocks(const arrays& of) {
-  if (taken_ == staged_ || least(&progress_words::staged) <= before_ + taken_) return false;
-  for (uint32_t member = 0; member < members(); ++member) if (!is_mate(member) && !landed(layout_.sent_slot(member), before_ + taken_ + 1)) return false;
+  if (taken_ == staged_ || least(block_word()) <= before_ + taken_) return false;
+  for (uint32_t member = 0; member < members(); ++member) if (!is_mate(member) && !landed(block_slot(member), before_ + taken_ + 1)) return false;
   const uint8_t* here = parts_[local_] + landing_at(taken_);
   for (uint32_t member = 0; member < members(); ++member) {
     const share block = block_of(taken_, of.outputs[member].bytes);

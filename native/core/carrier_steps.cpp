@@ -16,14 +16,15 @@ using carried_lines::up;
 
 // Of a whole step, that of one of those that have shares. HAZARD: of more than two hosts, what lands of it and what comes of it have half a piece each, and parts of all hosts are counted as long as the first, in whole lines. Of a reduction
 // to a root what lands is of all other hosts.
-uint64_t carrier::share_bytes() const {
-  const uint64_t staged = piece_ / (columns_ + (wide() == 1 ? 0 : wide()));
-  if (call_.kind == carried_kind::reduce) return down(std::min(staged, piece_ / wide() / (hosts() - 1)));
-  return down(std::min(staged, hosts() == 2 ? piece_ / wide() : piece_ / 2 / wide() - line * hosts()));
+uint64_t carrier::share_bytes(const carried_call& call, uint64_t piece) const {
+  const uint64_t wider = wide(call);
+  const uint64_t staged = piece / (columns_ + (wider == 1 ? 0 : wider));
+  if (call.kind == carried_kind::reduce) return down(std::min(staged, piece / wider / (hosts() - 1)));
+  return down(std::min(staged, hosts() == 2 ? piece / wider : piece / 2 / wider - line * hosts()));
 }
 
-uint64_t carrier::wide() const {
-  return folds(call_.kind) ? element_bytes(partial_type(call_.type, call_.op)) / element_bytes(call_.type) : 1;
+uint64_t carrier::wide(const carried_call& call) {
+  return folds(call.kind) ? element_bytes(partial_type(call.type, call.op)) / element_bytes(call.type) : 1;
 }
 
 // In the array. The last step is shared equally, too.
@@ -172,19 +173,19 @@ bool carrier::take_shares(const arrays& of) {
 bool carrier::close_call() {
   bool moved = false;
   if (!told_) {
-    for (uint32_t host = 0; host < hosts(); ++host) if (host != host_ && !put(counterpart(host), nullptr, 0, 0, layout_.closed_slot(place_.self), calls_)) return false;
+    for (uint32_t host = 0; host < hosts(); ++host) if (host != host_ && !put(counterpart(host), nullptr, 0, 0, layout_.closed_slot(place_.self), number_)) return false;
     told_ = true;
     moved = true;
   }
   auto& own = words(local_).closed;
-  if (std::atomic_ref<uint64_t>(own).load(std::memory_order_relaxed) < calls_) {
-    if (!all_facing([this](uint32_t member) { return landed(layout_.closed_slot(member), calls_); })) return moved;
+  if (std::atomic_ref<uint64_t>(own).load(std::memory_order_relaxed) < number_) {
+    if (!all_facing([this](uint32_t member) { return landed(layout_.closed_slot(member), number_); })) return moved;
     // Calls of any kind count in all words: the next one may be of another.
     for (uint64_t progress_words::* word : {&progress_words::staged, &progress_words::read, &progress_words::ready, &progress_words::taken}) std::atomic_ref<uint64_t>(words(local_).*word).store(before_ + steps_, std::memory_order_release);
-    publish(&progress_words::closed, calls_);
+    publish(&progress_words::closed, number_);
     moved = true;
   }
-  if (least(&progress_words::closed) < calls_) return moved;
+  if (least(&progress_words::closed) < number_) return moved;
   busy_ = false;
   return true;
 }

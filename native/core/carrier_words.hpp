@@ -14,11 +14,12 @@ constexpr uint64_t up(uint64_t bytes) { return (bytes + line - 1) / line * line;
 // What a member of a carrier says to its mates, at the beginning of its places. Each word only grows.
 
 struct carrier::progress_words {
+  uint64_t whole;  // as staged, of all-to-alls that go in one step
   uint64_t staged; // steps of which the mates' shares, or all blocks, are there
   uint64_t read;   // steps of whose shares this one has folded its own
   uint64_t ready;  // steps of which its share of the result is there
   uint64_t taken;  // steps of which it has all
-  uint64_t closed; // calls of which its counterparts have all, and it too
+  uint64_t closed; // number of the last call of which its counterparts have all, and it too
 };
 
 } // namespace ep

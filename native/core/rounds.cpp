@@ -159,7 +159,11 @@ bool rounds::look(uint64_t round) {
   return word(posted_at(round)).load(std::memory_order_acquire) == key(round) && all_said(round) && landed(round);
 }
 
-bool rounds::hold(uint64_t round, int64_t most_ns) {
+bool rounds::hold(uint64_t round, int64_t most_ns, const std::function<bool()>& meanwhile) {
+  if (most_ns <= 0) {
+    if (meanwhile) meanwhile();
+    return look(round);
+  }
   rank_context& context = memory_->context();
   wait_policy policy = context.policy();
   // Whoever has the core between two looks may keep it for long.
@@ -169,11 +173,14 @@ bool rounds::hold(uint64_t round, int64_t most_ns) {
   const int64_t begin_ns = clock_now_ns();
   for (int64_t now = begin_ns; policy.spin_ns == 0 && now - begin_ns < std::min(network_ns, most_ns); now = clock_now_ns()) {
     if (look(round)) return true;
-    sched_yield();
+    if (!meanwhile || !meanwhile()) sched_yield();
   }
   policy.inline_ns = std::min(policy.inline_ns, most_ns);
   policy.inline_sleep_ns = most_ns - policy.inline_ns;
-  const auto there = [&] { return look(round); };
+  const auto there = [&] {
+    if (look(round)) return true;
+    return meanwhile && meanwhile() && look(round);
+  };
   if (leads_) {
     const bool came = wait_inline(policy, leader_wake(), there, &context.progress());
     // Nobody may look for long now.

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -59,8 +60,8 @@ class rounds {
 
   // This rank's part of a round, one behind the other: most_bytes together. One thread, as of all that follows.
   void enter(uint64_t round, std::span<const uint8_t> said, std::span<const uint8_t> more = {});
-  // Holds the thread until the round is there, or for `most_ns`. What look() says.
-  bool hold(uint64_t round, int64_t most_ns);
+  // Holds the thread until the round is there, or for `most_ns`. What look() says. `meanwhile` runs between looks, and says whether it has done something.
+  bool hold(uint64_t round, int64_t most_ns, const std::function<bool()>& meanwhile = nullptr);
   // The round is there. A leader puts what it can.
   bool look(uint64_t round);
   // After that: what a member said; `into` has most_bytes. The bytes, or UINT32_MAX where this is not of that round after all.

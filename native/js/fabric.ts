@@ -136,10 +136,34 @@ export interface NativeFabricRounds {
   close(): void;
 }
 
+/** `number` grows from call to call. `kind`: `carried_kind` of carrier.hpp. `root`: a member, of a kind that has one. */
+export type NativeCarriedCall = [
+  number: number,
+  kind: number,
+  type: number,
+  reduction: number,
+  factor: number,
+  longest: number,
+  root: number,
+];
+
 /** `native/core/carrier.hpp`, of one member. */
 export interface NativeFabricCarrier {
-  /** `kind`: `carried_kind` of carrier.hpp. `root`: a member, of a kind that has one. */
-  begin(kind: number, type: number, reduction: number, factor: number, longest: number, root: number): void;
+  begin(...call: NativeCarriedCall): void;
+  /**
+   * Begins a call that others may not make, and says `head` of it in the round of its number, as `NativeFabricRounds.exchange` does. What of it needs no more than this rank's arrays is done meanwhile; once all have
+   * said the same, goes on as `carry`. 0: the round has not come, 1: it has, and not all have said the same head, 2: all have, 3: and the call is over.
+   */
+  join(
+    rounds: NativeFabricRounds,
+    head: Uint8Array,
+    roundMs: number,
+    mostMs: number,
+    into: Uint8Array,
+    ...rest: [...NativeCarriedCall, inputs: readonly NodeJS.TypedArray[], outputs: readonly NodeJS.TypedArray[]]
+  ): 0 | 1 | 2 | 3;
+  /** The longest array of all, of the call that `join` has begun with another. */
+  lengthen(longest: number): void;
   /** After `mostMs` milliseconds at most, 0 to 10. 0: the call is over, 1: it has moved, 2: it has not. */
   carry(inputs: readonly NodeJS.TypedArray[], outputs: readonly NodeJS.TypedArray[], mostMs: number): 0 | 1 | 2;
   sent(): number;

@@ -1,42 +1,13 @@
 #include "fabric_engine.hpp"
-#include "wraps.hpp"
+#include "round_wraps.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "fabric/round_puts.hpp"
-#include "host_fold.hpp"
-#include "rounds.hpp"
 
 namespace ep::binding {
 namespace {
-
-// Short exchanges of a group over the backing `fabric`; for the rank's own thread.
-struct rounds_wrap : Napi::ObjectWrap<rounds_wrap> {
-  static constexpr napi_type_tag type_tag{0x6570726f756e6473ull, 45};
-  static constexpr const char* type_name = "FabricRounds";
-  explicit rounds_wrap(const Napi::CallbackInfo& info);
-  Napi::Value enter(const Napi::CallbackInfo& info);
-  Napi::Value exchange(const Napi::CallbackInfo& info);
-  Napi::Value look(const Napi::CallbackInfo& info);
-  void close(const Napi::CallbackInfo&) { native.reset(); }
-
-  rounds& open(Napi::Env env) const {
-    if (!native) throw_failure(env, {EP_STATUS_CLOSED, 0, "the rounds were closed"});
-    return *native;
-  }
-  bool come(Napi::Env env, uint64_t round, Napi::Value most_ms) const;
-  bool take(uint64_t round, uint8_t* into) const;
-  uint8_t* entries(Napi::Value into) const;
-
-  std::unique_ptr<rounds> native;
-  std::unique_ptr<host_fold> folds;
-  std::vector<uint64_t> given; // by member: elements, aligned
-};
-
-// Of what a round says of a member: its length, then its bytes.
-constexpr uint64_t entry_bytes = sizeof(uint64_t) + round_layout::most_bytes;
 
 enum exchange_end : uint32_t { late = 0, unlike = 1, alike = 2 };
 
@@ -44,13 +15,6 @@ ep_segment_handle leader_of(Napi::Value value) {
   const std::vector<ep_segment_handle> handles = segment_handles(value, "leader");
   if (handles.size() != 1) throw_invalid(value.Env(), "a leader has one segment, got " + std::to_string(handles.size()) + " handles");
   return handles[0];
-}
-
-template <class T> std::vector<T> numbers_of(Napi::Value value, const char* what) {
-  const byte_span bytes = arg_bytes(value, what);
-  std::vector<T> numbers(bytes.size / sizeof(T));
-  if (!numbers.empty()) std::memcpy(numbers.data(), bytes.data, numbers.size() * sizeof(T));
-  return numbers;
 }
 
 } // namespace
@@ -64,12 +28,12 @@ rounds_wrap::rounds_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
   round_place place;
   place.group = arg_size(info[2], "group");
   place.token = arg_u64(info[3], "token");
-  place.ranks = numbers_of<int32_t>(info[4], "ranks");
-  place.hosts = numbers_of<uint32_t>(info[5], "hosts");
+  place.ranks = arg_numbers<int32_t>(info[4], "ranks");
+  place.hosts = arg_numbers<uint32_t>(info[5], "hosts");
   const uint64_t self = arg_size(info[6], "self");
   if (self >= place.ranks.size()) throw_invalid(env, "member " + std::to_string(self) + " of " + std::to_string(place.ranks.size()));
   place.self = static_cast<uint32_t>(self);
-  auto order = std::make_unique<host_fold>(numbers_of<uint32_t>(info[8], "folded"), numbers_of<uint32_t>(info[9], "foldedHosts"));
+  auto order = std::make_unique<host_fold>(arg_numbers<uint32_t>(info[8], "folded"), arg_numbers<uint32_t>(info[9], "foldedHosts"));
   if (!order->sound(static_cast<uint32_t>(place.ranks.size()))) throw_invalid(env, "the order of folds does not have every member once");
   auto made = rounds::open(memory.native, std::move(way), std::move(place), leader_of(info[7]));
   native = std::move(value_or_throw(env, made));
@@ -77,24 +41,27 @@ rounds_wrap::rounds_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
   tag<rounds_wrap>(info.This().As<Napi::Object>());
 }
 
-bool rounds_wrap::come(Napi::Env env, uint64_t round, Napi::Value most_ms) const {
-  const double ms = arg_double(most_ms, "mostMs");
-  if (!(ms >= 0 && ms <= 10)) throw_invalid(env, "mostMs is not in 0..10");
-  return ms > 0 ? native->hold(round, std::llround(ms * 1e6)) : native->look(round);
-}
-
 uint8_t* rounds_wrap::entries(Napi::Value into) const {
   const byte_span out = arg_bytes(into, "into");
-  if (out.size < native->members() * entry_bytes) throw_invalid(into.Env(), "into has " + std::to_string(out.size) + " bytes for " + std::to_string(native->members()) + " members");
+  if (out.size < native->members() * round_entry_bytes) throw_invalid(into.Env(), "into has " + std::to_string(out.size) + " bytes for " + std::to_string(native->members()) + " members");
   return const_cast<uint8_t*>(out.data);
 }
 
-// What all said in a round that is there. False where it is not after all.
 bool rounds_wrap::take(uint64_t round, uint8_t* at) const {
-  for (uint32_t member = 0; member < native->members(); ++member, at += entry_bytes) {
+  for (uint32_t member = 0; member < native->members(); ++member, at += round_entry_bytes) {
     const uint32_t bytes = native->read(round, member, at + sizeof(uint64_t));
     if (bytes == UINT32_MAX) return false;
     std::memcpy(at, &bytes, sizeof(bytes));
+  }
+  return true;
+}
+
+bool rounds_wrap::are_alike(const uint8_t* at, byte_span head, uint64_t given_bytes) const {
+  for (uint32_t member = 0; member < native->members(); ++member, at += round_entry_bytes) {
+    uint32_t bytes = 0;
+    std::memcpy(&bytes, at, sizeof(bytes));
+    if (bytes < head.size || std::memcmp(at + sizeof(uint64_t), head.data, head.size) != 0) return false;
+    if (given_bytes != UINT64_MAX && bytes - head.size != given_bytes) return false;
   }
   return true;
 }
@@ -107,8 +74,9 @@ Napi::Value rounds_wrap::enter(const Napi::CallbackInfo& info) {
   const byte_span said = arg_bytes(info[1], "said");
   if (said.size > round_layout::most_bytes) throw_invalid(env, std::to_string(said.size) + " bytes are more than a round takes of a member");
   uint8_t* into = entries(info[3]);
+  const int64_t most_ns = arg_hold_ns(info[2]);
   table.enter(round, {said.data, said.size});
-  return Napi::Boolean::New(env, come(env, round, info[2]) && take(round, into));
+  return Napi::Boolean::New(env, table.hold(round, most_ns) && take(round, into));
 }
 
 // (round, head, given or undefined, mostMs, into, [type, reduction, factor, output]) -> exchange_end. As enter() of the head with what is given behind it; where all have that head and `output` is there, what
@@ -135,23 +103,18 @@ Napi::Value rounds_wrap::exchange(const Napi::CallbackInfo& info) {
     if (!reduces(op, type)) throw_invalid(env, "rounds do not fold this reduction");
     if (output.size != gives.size || output.size % element_bytes(type) != 0) throw_invalid(env, "what is folded is not as long as what is given");
   }
+  const int64_t most_ns = arg_hold_ns(info[3]);
   table.enter(round, {head.data, head.size}, {gives.data, gives.size});
-  if (!come(env, round, info[3]) || !take(round, into)) return ends(late);
+  if (!table.hold(round, most_ns) || !take(round, into)) return ends(late);
   const uint32_t members = table.members();
-  for (uint32_t member = 0; member < members; ++member) {
-    const uint8_t* at = into + member * entry_bytes;
-    uint32_t bytes = 0;
-    std::memcpy(&bytes, at, sizeof(bytes));
-    if (bytes < head.size || std::memcmp(at + sizeof(uint64_t), head.data, head.size) != 0) return ends(unlike);
-    if (folded && bytes - head.size != gives.size) return ends(unlike);
-  }
+  if (!are_alike(into, head, folded ? gives.size : UINT64_MAX)) return ends(unlike);
   if (!folded || output.size == 0) return ends(alike);
   const uint64_t stride = (gives.size + sizeof(uint64_t) - 1) / sizeof(uint64_t);
   given.resize(std::max<uint64_t>(given.size(), members * stride));
   const void* sources[round_layout::most_members];
   for (uint32_t member = 0; member < members; ++member) {
     uint64_t* aligned = given.data() + member * stride;
-    std::memcpy(aligned, into + member * entry_bytes + sizeof(uint64_t) + head.size, gives.size);
+    std::memcpy(aligned, into + member * round_entry_bytes + sizeof(uint64_t) + head.size, gives.size);
     sources[member] = aligned;
   }
   folds->run(const_cast<uint8_t*>(output.data), {sources, members}, output.size / element_bytes(type), type, op, factor);
@@ -178,7 +141,7 @@ Napi::Value size_of(const Napi::CallbackInfo& info) {
   out["signalSlots"] = static_cast<double>(groups * layout.group_slots());
   out["mostMembers"] = round_layout::most_members;
   out["mostBytes"] = static_cast<double>(round_layout::most_bytes);
-  out["entryBytes"] = static_cast<double>(entry_bytes);
+  out["entryBytes"] = static_cast<double>(round_entry_bytes);
   return out;
 }
 

@@ -31,7 +31,7 @@ void test_blocks() {
           given.push_back({inputs[peer].data(), inputs[peer].size()});
           taken.push_back({outputs[peer].data(), outputs[peer].size()});
         }
-        EP_CHECK(world.carriers[member]->begin({carried_kind::all_to_all, element_type::u8, reduce_op::sum, 0, longest}).ok());
+        EP_CHECK(world.begin(member, {carried_kind::all_to_all, element_type::u8, reduce_op::sum, 0, longest}).ok());
         if (!world.finish(member, given, taken, call % 2 == 0 ? 1'000'000 : 0)) ++wrong;
         for (uint32_t peer = 0; peer < members; ++peer) {
           for (uint64_t i = 0; i < outputs[peer].size() && wrong == 0; ++i) if (outputs[peer][i] != block_byte(peer, member, call, i)) ++wrong;
@@ -40,7 +40,7 @@ void test_blocks() {
         if (call % 4 == 3 && wrong == 0) {
           std::vector<float> values(777);
           for (uint64_t i = 0; i < values.size(); ++i) values[i] = element(member, call, i);
-          EP_CHECK(world.carriers[member]->begin({carried_kind::all_reduce, element_type::f32, reduce_op::sum, 0, values.size() * sizeof(float)}).ok());
+          EP_CHECK(world.begin(member, {carried_kind::all_reduce, element_type::f32, reduce_op::sum, 0, values.size() * sizeof(float)}).ok());
           const carried_bytes both{reinterpret_cast<uint8_t*>(values.data()), values.size() * sizeof(float)};
           if (!world.finish(member, {&both, 1}, {&both, 1}, 1'000'000)) ++wrong;
           for (uint64_t i = 0; i < values.size() && wrong == 0; ++i) if (values[i] != folded(world, call, i, reduce_op::sum)) ++wrong;
@@ -70,14 +70,14 @@ void test_gathers() {
         std::vector<carried_bytes> taken;
         for (auto& one : all) taken.push_back(whole(one));
         const carried_bytes given = whole(own);
-        EP_CHECK(world.carriers[member]->begin({carried_kind::all_gather, element_type::f32, reduce_op::sum, 0, bytes, 0}).ok());
+        EP_CHECK(world.begin(member, {carried_kind::all_gather, element_type::f32, reduce_op::sum, 0, bytes, 0}).ok());
         if (!world.finish(member, {&given, 1}, taken, turn_ns)) ++wrong;
         for (uint32_t peer = 0; peer < members && wrong == 0; ++peer) if (all[peer] != filled(peer, call)) ++wrong;
 
         const auto root = static_cast<uint32_t>((call * 5 + length) % members);
         std::vector<float> sent = member == root ? filled(root, call + 1) : std::vector<float>(length, -1);
         const carried_bytes one = whole(sent);
-        EP_CHECK(world.carriers[member]->begin({carried_kind::broadcast, element_type::u8, reduce_op::sum, 0, bytes, root}).ok());
+        EP_CHECK(world.begin(member, {carried_kind::broadcast, element_type::u8, reduce_op::sum, 0, bytes, root}).ok());
         const bool ended = member == root ? world.finish(member, {&one, 1}, {}, turn_ns) : world.finish(member, {}, {&one, 1}, turn_ns);
         if (!ended || (wrong == 0 && sent != filled(root, call + 1))) ++wrong;
 
@@ -86,7 +86,7 @@ void test_gathers() {
         std::vector<carried_bytes> scattered;
         for (uint32_t peer = 0; peer < members; ++peer) blocks.push_back(filled(member, call + 2 + peer));
         for (auto& block : blocks) scattered.push_back(whole(block));
-        EP_CHECK(world.carriers[member]->begin({carried_kind::reduce_scatter, element_type::f32, op, 0, bytes, 0}).ok());
+        EP_CHECK(world.begin(member, {carried_kind::reduce_scatter, element_type::f32, op, 0, bytes, 0}).ok());
         if (!world.finish(member, scattered, {&given, 1}, turn_ns)) ++wrong;
         for (uint64_t i = 0; i < length && wrong == 0; ++i) if (own[i] != folded(world, call + 2 + member, i, op)) ++wrong;
         ++call;
@@ -102,7 +102,7 @@ void test_ahead() {
   carrier_world world({1, 1}, 40);
   std::vector<uint8_t> bytes(3 * carrier_layout::area_bytes);
   const carried_bytes all{bytes.data(), bytes.size()};
-  for (uint32_t member = 0; member < 2; ++member) EP_CHECK(world.carriers[member]->begin({carried_kind::broadcast, element_type::u8, reduce_op::sum, 0, bytes.size(), 0}).ok());
+  for (uint32_t member = 0; member < 2; ++member) EP_CHECK(world.begin(member, {carried_kind::broadcast, element_type::u8, reduce_op::sum, 0, bytes.size(), 0}).ok());
   for (int turn = 0; turn < 200; ++turn) EP_CHECK(world.carriers[0]->hold({&all, 1}, {}, 50'000) != carrier::state::over);
   EP_CHECK_EQ(world.carriers[0]->sent(), carrier_layout::most_places * (carrier_layout::piece_bytes / 2));
   // Nor told more than it waits for: who takes the last step says no more than that it has all.

@@ -20,7 +20,6 @@ void test_roots() {
     const uint32_t members = world.members();
     std::atomic<int> wrong{0};
     world.run([&](uint32_t member) {
-      carrier& own = *world.carriers[member];
       uint64_t call = 0;
       for (const uint64_t length : lengths) {
         const uint64_t bytes = length * sizeof(float);
@@ -34,7 +33,7 @@ void test_roots() {
           // Every other one into the root's own array.
           std::vector<float> values = filled(member, call), result(length, -1);
           const carried_bytes given = whole(values), taken = call % 2 == 0 ? given : whole(result);
-          EP_CHECK(own.begin({carried_kind::reduce, element_type::f32, op, 0, bytes, root}).ok());
+          EP_CHECK(world.begin(member, {carried_kind::reduce, element_type::f32, op, 0, bytes, root}).ok());
           if (!world.finish(member, {&given, 1}, roots ? std::span(&taken, 1) : std::span<const carried_bytes>(), turn_ns)) ++wrong;
           const std::vector<float>& folds = call % 2 == 0 ? values : result;
           for (uint64_t i = 0; roots && i < length && wrong == 0; ++i) if (folds[i] != folded(world, call, i, op)) ++wrong;
@@ -45,18 +44,18 @@ void test_roots() {
           std::vector<carried_bytes> collected;
           for (auto& one : all) if (roots) collected.push_back(whole(one));
           const carried_bytes one = whole(mine);
-          EP_CHECK(own.begin({carried_kind::gather, element_type::f32, reduce_op::sum, 0, bytes, root}).ok());
+          EP_CHECK(world.begin(member, {carried_kind::gather, element_type::f32, reduce_op::sum, 0, bytes, root}).ok());
           if (!world.finish(member, {&one, 1}, collected, turn_ns)) ++wrong;
           for (uint32_t peer = 0; roots && peer < members && wrong == 0; ++peer) if (all[peer] != filled(peer, call + 1)) ++wrong;
 
           // Back again, but for what each has been given.
           std::vector<float> got(length, -1);
           const carried_bytes dealt = whole(got);
-          EP_CHECK(own.begin({carried_kind::scatter, element_type::f32, reduce_op::sum, 0, bytes, root}).ok());
+          EP_CHECK(world.begin(member, {carried_kind::scatter, element_type::f32, reduce_op::sum, 0, bytes, root}).ok());
           if (!world.finish(member, collected, {&dealt, 1}, turn_ns)) ++wrong;
           if (wrong == 0 && got != filled(member, call + 1)) ++wrong;
 
-          EP_CHECK(own.begin({carried_kind::broadcast, element_type::f32, reduce_op::sum, 0, bytes, root}).ok());
+          EP_CHECK(world.begin(member, {carried_kind::broadcast, element_type::f32, reduce_op::sum, 0, bytes, root}).ok());
           const bool ended = roots ? world.finish(member, {&dealt, 1}, {}, turn_ns) : world.finish(member, {}, {&dealt, 1}, turn_ns);
           if (!ended || (wrong == 0 && got != filled(root, call + 1))) ++wrong;
         }
@@ -80,13 +79,13 @@ void test_root_traffic() {
       std::vector<carried_bytes> arrays;
       for (auto& one : all) arrays.push_back({one.data(), length});
       const std::span<const carried_bytes> many(arrays), one = many.first(1), none;
-      EP_CHECK(own.begin({carried_kind::reduce, element_type::u8, reduce_op::sum, 0, length, root}).ok());
+      EP_CHECK(world.begin(member, {carried_kind::reduce, element_type::u8, reduce_op::sum, 0, length, root}).ok());
       EP_CHECK(world.finish(member, one, member == root ? many.subspan(1, 1) : none, 1'000'000));
       reduced[member] = own.sent();
-      EP_CHECK(own.begin({carried_kind::gather, element_type::u8, reduce_op::sum, 0, length, root}).ok());
+      EP_CHECK(world.begin(member, {carried_kind::gather, element_type::u8, reduce_op::sum, 0, length, root}).ok());
       EP_CHECK(world.finish(member, one, member == root ? many : none, 1'000'000));
       gathered[member] = own.sent();
-      EP_CHECK(own.begin({carried_kind::scatter, element_type::u8, reduce_op::sum, 0, length, root}).ok());
+      EP_CHECK(world.begin(member, {carried_kind::scatter, element_type::u8, reduce_op::sum, 0, length, root}).ok());
       EP_CHECK(world.finish(member, member == root ? many : none, one, 1'000'000));
       scattered[member] = own.sent();
     });
@@ -110,7 +109,7 @@ void check_ahead(carried_kind kind, uint32_t root, uint32_t sender, uint64_t ste
     const auto outputs = kind == carried_kind::scatter ? all.subspan(3, 1) : !is_root ? none : kind == carried_kind::gather ? all.subspan(1, 2) : all.subspan(1, 1);
     return world.carriers[member]->hold(inputs, outputs, 50'000) == carrier::state::over;
   };
-  for (uint32_t member = 0; member < 2; ++member) EP_CHECK(world.carriers[member]->begin({kind, element_type::u8, reduce_op::sum, 0, bytes[0].size(), root}).ok());
+  for (uint32_t member = 0; member < 2; ++member) EP_CHECK(world.begin(member, {kind, element_type::u8, reduce_op::sum, 0, bytes[0].size(), root}).ok());
   for (int count = 0; count < 200; ++count) EP_CHECK(!turn(sender));
   EP_CHECK_EQ(world.carriers[sender]->sent(), std::min(length, carrier_layout::most_places * step));
   bool over[2] = {};
@@ -147,7 +146,7 @@ void check_slow(const std::vector<uint32_t>& sizes, carried_kind kind, uint32_t 
     for (uint32_t of = 0; of < gives; ++of) for (uint64_t i = 0; i < length; ++i) given[member][of][i] = element(gives == 1 ? member : of, 3, i);
     for (auto& one : given[member]) inputs[member].push_back({reinterpret_cast<uint8_t*>(one.data()), length * sizeof(float)});
     for (auto& one : taken[member]) outputs[member].push_back({reinterpret_cast<uint8_t*>(one.data()), length * sizeof(float)});
-    EP_CHECK(world.carriers[member]->begin({kind, element_type::f32, reduce_op::sum, 0, length * sizeof(float), root}).ok());
+    EP_CHECK(world.begin(member, {kind, element_type::f32, reduce_op::sum, 0, length * sizeof(float), root}).ok());
   }
   uint64_t turns = 0;
   EP_CHECK(soon([&] {

@@ -22,7 +22,7 @@ void reduce_calls(carrier_world& world, std::span<const uint64_t> lengths, uint6
       std::vector<float> input(length), other(length, -1);
       std::vector<float>& output = in_place ? input : other;
       for (uint64_t i = 0; i < length; ++i) input[i] = element(member, call, i);
-      EP_CHECK(world.carriers[member]->begin({carried_kind::all_reduce, element_type::f32, op, 0, length * sizeof(float)}).ok());
+      EP_CHECK(world.begin(member, {carried_kind::all_reduce, element_type::f32, op, 0, length * sizeof(float)}).ok());
       const carried_bytes given{reinterpret_cast<uint8_t*>(input.data()), length * sizeof(float)};
       const carried_bytes taken{reinterpret_cast<uint8_t*>(output.data()), length * sizeof(float)};
       if (!world.finish(member, {&given, 1}, {&taken, 1}, turn_ns)) ++wrong;
@@ -53,7 +53,7 @@ void test_order(uint32_t hosts) {
   std::vector<std::vector<uint32_t>> values(hosts, std::vector<uint32_t>(100));
   for (uint32_t member = 0; member < hosts; ++member) for (uint32_t i = 0; i < 100; ++i) values[member][i] = 0x7fc00000 + 1000 * (member + 1) + i;
   world.run([&](uint32_t member) {
-    EP_CHECK(world.carriers[member]->begin({carried_kind::all_reduce, element_type::f32, reduce_op::max, 0, 400}).ok());
+    EP_CHECK(world.begin(member, {carried_kind::all_reduce, element_type::f32, reduce_op::max, 0, 400}).ok());
     const carried_bytes both{reinterpret_cast<uint8_t*>(values[member].data()), 400};
     EP_CHECK(world.finish(member, {&both, 1}, {&both, 1}, 1'000'000));
   });
@@ -89,20 +89,20 @@ template <class Number> void half_calls(carrier_world& world, element_type type,
       const uint64_t stride = length > 5000 ? world.members() : 1;
       std::vector<uint16_t> own = filled(call);
       const carried_bytes both = whole(own);
-      EP_CHECK(world.carriers[member]->begin({carried_kind::all_reduce, type, op, 0, bytes}).ok());
+      EP_CHECK(world.begin(member, {carried_kind::all_reduce, type, op, 0, bytes}).ok());
       if (!world.finish(member, {&both, 1}, {&both, 1}, 500'000)) ++wrong;
       for (uint64_t i = stride == 1 ? 0 : member; i < length && wrong == 0; i += stride) if (own[i] != folded_half<Number>(world, call, i, op)) ++wrong;
       std::vector<std::vector<uint16_t>> blocks;
       std::vector<carried_bytes> given;
       for (uint32_t peer = 0; peer < world.members(); ++peer) blocks.push_back(filled(call + 1 + peer));
       for (auto& block : blocks) given.push_back(whole(block));
-      EP_CHECK(world.carriers[member]->begin({carried_kind::reduce_scatter, type, op, 0, bytes}).ok());
+      EP_CHECK(world.begin(member, {carried_kind::reduce_scatter, type, op, 0, bytes}).ok());
       if (!world.finish(member, given, {&both, 1}, 500'000)) ++wrong;
       for (uint64_t i = 0; i < length && wrong == 0; i += stride) if (own[i] != folded_half<Number>(world, call + 1 + member, i, op)) ++wrong;
       own = filled(call + 2);
       const auto root = static_cast<uint32_t>((call * 3 + length) % world.members());
       const carried_bytes last = whole(own);
-      EP_CHECK(world.carriers[member]->begin({carried_kind::reduce, type, op, 0, bytes, root}).ok());
+      EP_CHECK(world.begin(member, {carried_kind::reduce, type, op, 0, bytes, root}).ok());
       if (!world.finish(member, {&last, 1}, member == root ? std::span(&last, 1) : std::span<const carried_bytes>(), 500'000)) ++wrong;
       for (uint64_t i = 0; member == root && i < length && wrong == 0; i += stride) if (own[i] != folded_half<Number>(world, call + 2, i, op)) ++wrong;
       ++call;
@@ -133,7 +133,7 @@ void test_missing() {
   std::vector<std::vector<float>> values(4, std::vector<float>(5 * piece, 1));
   const auto array = [&](uint32_t member) { return carried_bytes{reinterpret_cast<uint8_t*>(values[member].data()), values[member].size() * sizeof(float)}; };
   const carried_call call{carried_kind::all_reduce, element_type::f32, reduce_op::sum, 0, values[0].size() * sizeof(float)};
-  for (uint32_t member = 0; member < 4; ++member) EP_CHECK(world.carriers[member]->begin(call).ok());
+  for (uint32_t member = 0; member < 4; ++member) EP_CHECK(world.begin(member, call).ok());
   bool over = false;
   const auto turns = [&](std::initializer_list<uint32_t> members, int count) {
     for (int turn = 0; turn < count; ++turn) {
@@ -146,7 +146,7 @@ void test_missing() {
   turns({0, 1, 2}, 100);
   EP_CHECK(!over);
   // A second call does not begin over it.
-  EP_CHECK(!world.carriers[0]->begin(call).ok());
+  EP_CHECK(!world.begin(0, call).ok());
   EP_CHECK(soon([&] {
     turns({0, 1, 2, 3}, 1);
     return over;
@@ -168,7 +168,7 @@ void test_turns() {
   carrier& one = *world.carriers[0];
   std::vector<uint8_t> bytes(carrier_layout::area_bytes + 1);
   const carried_bytes own{bytes.data(), bytes.size()};
-  EP_CHECK(one.begin({carried_kind::all_reduce, element_type::u8, reduce_op::sum, 0, bytes.size()}).ok());
+  EP_CHECK(one.begin({carried_kind::all_reduce, element_type::u8, reduce_op::sum, 0, bytes.size()}, 1).ok());
   for (uint64_t step = 1; step <= carrier_layout::most_places / 2; ++step) {
     EP_CHECK(one.hold({&own, 1}, {&own, 1}, 0) == carrier::state::moved);
     EP_CHECK_EQ(one.sent(), step * carrier_layout::piece_bytes);
@@ -181,7 +181,7 @@ void test_one_step() {
   carrier& one = *world.carriers[0];
   std::vector<uint8_t> bytes(carrier_layout::area_bytes);
   const carried_bytes own{bytes.data(), bytes.size()};
-  EP_CHECK(one.begin({carried_kind::all_reduce, element_type::u8, reduce_op::sum, 0, bytes.size()}).ok());
+  EP_CHECK(one.begin({carried_kind::all_reduce, element_type::u8, reduce_op::sum, 0, bytes.size()}, 1).ok());
   EP_CHECK(one.hold({&own, 1}, {&own, 1}, 0) == carrier::state::moved);
   EP_CHECK_EQ(one.sent(), bytes.size());
 }
@@ -194,7 +194,7 @@ void test_traffic() {
     world.run([&](uint32_t member) {
       std::vector<uint8_t> bytes(2 * length, 1);
       const carried_bytes both{bytes.data(), bytes.size()};
-      EP_CHECK(world.carriers[member]->begin({carried_kind::all_reduce, element_type::u8, reduce_op::sum, 0, bytes.size()}).ok());
+      EP_CHECK(world.begin(member, {carried_kind::all_reduce, element_type::u8, reduce_op::sum, 0, bytes.size()}).ok());
       EP_CHECK(world.finish(member, {&both, 1}, {&both, 1}, 1'000'000));
       EP_CHECK_EQ(world.carriers[member]->sent(), hosts == 2 ? length : 2 * (hosts - 1) * (length / hosts));
       for (const uint8_t value : bytes) if (value != 2 * hosts) EP_CHECK_EQ(value, 2 * hosts);
@@ -215,14 +215,14 @@ void test_unlike_traffic() {
     for (auto& one : all) inputs.push_back({one.data(), length});
     for (auto& one : taken) outputs.push_back({one.data(), length});
     const std::span<const carried_bytes> given(inputs), got(outputs);
-    EP_CHECK(own.begin({carried_kind::all_reduce, element_type::u8, reduce_op::sum, 0, length}).ok());
+    EP_CHECK(world.begin(member, {carried_kind::all_reduce, element_type::u8, reduce_op::sum, 0, length}).ok());
     EP_CHECK(world.finish(member, given.first(1), got.first(1), 1'000'000));
     for (const uint8_t value : taken[0]) if (value != members) EP_CHECK_EQ(value, members);
     reduced[member] = own.sent();
-    EP_CHECK(own.begin({carried_kind::all_gather, element_type::u8, reduce_op::sum, 0, length}).ok());
+    EP_CHECK(world.begin(member, {carried_kind::all_gather, element_type::u8, reduce_op::sum, 0, length}).ok());
     EP_CHECK(world.finish(member, given.first(1), got, 1'000'000));
     gathered[member] = own.sent();
-    EP_CHECK(own.begin({carried_kind::reduce_scatter, element_type::u8, reduce_op::sum, 0, length}).ok());
+    EP_CHECK(world.begin(member, {carried_kind::reduce_scatter, element_type::u8, reduce_op::sum, 0, length}).ok());
     EP_CHECK(world.finish(member, given, got.first(1), 1'000'000));
     scattered[member] = own.sent();
   });
@@ -239,7 +239,7 @@ void test_lengths() {
   carrier& one = *world.carriers[1];
   std::vector<uint8_t> bytes(200);
   const auto array = [&](uint64_t length) { return carried_bytes{bytes.data(), length}; };
-  EP_CHECK(one.begin({carried_kind::all_reduce, element_type::u8, reduce_op::sum, 0, 100}).ok());
+  EP_CHECK(one.begin({carried_kind::all_reduce, element_type::u8, reduce_op::sum, 0, 100}, 1).ok());
   const auto reduces = [&](uint64_t input, uint64_t output) {
     const carried_bytes given = array(input), taken = array(output);
     return one.fits({&given, 1}, {&taken, 1});
@@ -250,7 +250,7 @@ void test_lengths() {
   EP_CHECK(!reduces(100, 99));
   EP_CHECK(!one.fits({}, {}));
   carrier& other = *world.carriers[2];
-  EP_CHECK(other.begin({carried_kind::all_to_all, element_type::u8, reduce_op::sum, 0, 100}).ok());
+  EP_CHECK(other.begin({carried_kind::all_to_all, element_type::u8, reduce_op::sum, 0, 100}, 1).ok());
   std::vector<carried_bytes> given{array(1), array(100), array(50), array(0)}, taken{array(0), array(100), array(50), array(3)};
   EP_CHECK(other.fits(given, taken));
   taken[2] = array(51);
@@ -271,11 +271,11 @@ void test_lengths() {
     const auto& at_root = kind == carried_kind::reduce ? single : many;
     for (uint32_t member = 0; member < 3; ++member) {
       carrier& any = *rooted.carriers[member];
-      EP_CHECK(!any.begin({kind, element_type::u8, reduce_op::sum, 0, 100, 3}).ok());
+      EP_CHECK(!any.begin({kind, element_type::u8, reduce_op::sum, 0, 100, 3}, 1).ok());
       const bool is_root = member == 1;
       carrier_world fresh({2, 1}, 6);
       carrier& begun = *fresh.carriers[member];
-      EP_CHECK(begun.begin({kind, element_type::u8, reduce_op::sum, 0, 100, 1}).ok());
+      EP_CHECK(begun.begin({kind, element_type::u8, reduce_op::sum, 0, 100, 1}, 1).ok());
       const auto fits = [&](std::span<const carried_bytes> alone, std::span<const carried_bytes> of_root) { return gives ? begun.fits(of_root, alone) : begun.fits(alone, of_root); };
       EP_CHECK_EQ(fits(single, at_root), is_root);
       EP_CHECK_EQ(fits(single, none), !is_root);
@@ -315,9 +315,9 @@ void test_refused() {
   EP_CHECK(refused(bad));
   bad.hosts = {0, 2, 4};
   EP_CHECK(refused(bad));
-  EP_CHECK(!world.carriers[0]->begin({carried_kind::all_reduce, element_type::f16, reduce_op::bxor, 0, 8}).ok());
-  EP_CHECK(!world.carriers[0]->begin({carried_kind::all_reduce, element_type::i32, reduce_op::avg, 0, 8}).ok());
-  for (uint32_t member = 0; member < 4; ++member) EP_CHECK(world.carriers[member]->begin({carried_kind::all_reduce, element_type::u8, reduce_op::sum, 0, 100}).ok());
+  EP_CHECK(!world.begin(0, {carried_kind::all_reduce, element_type::f16, reduce_op::bxor, 0, 8}).ok());
+  EP_CHECK(!world.begin(0, {carried_kind::all_reduce, element_type::i32, reduce_op::avg, 0, 8}).ok());
+  for (uint32_t member = 0; member < 4; ++member) EP_CHECK(world.begin(member, {carried_kind::all_reduce, element_type::u8, reduce_op::sum, 0, 100}).ok());
   world.side(0).engine->stop(false);
   std::vector<uint8_t> bytes(100);
   const carried_bytes own{bytes.data(), bytes.size()};

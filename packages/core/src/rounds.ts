@@ -63,6 +63,8 @@ export interface CarrierOptions extends Pick<RoundsOptions, 'memory' | 'group' |
 
 /** A call that a carrier carries; numbers of dtypes and reductions are the addon's. */
 export interface CarriedCall {
+  /** Higher than that of every call before it, and the same on all. */
+  readonly number: number;
   readonly kind:
     | 'all-reduce'
     | 'all-to-all'
@@ -96,6 +98,24 @@ export interface Carrier extends Closeable {
     outputs: readonly Storage[DType][],
     mostMs: number,
   ): 'over' | 'moved' | 'stuck';
+  /**
+   * Begins `call`, and says `head` of it in the round of its number, as `Rounds.exchange` does: of rounds of the same maker and group. What of the call needs no more than this rank's arrays is done while others have yet to
+   * say theirs; once all have said the same it goes on as `carry`. Holds the thread for at most `roundMs` and then `mostMs` milliseconds. `alike`: all have, and it is not over yet.
+   *
+   * A call that not all make, or not all with these lengths, may be left for the next one, or lengthened, as long as nobody carries it. HAZARD: only once all have carried one, since all must carry whatever is not an all-to-all.
+   * Throws as `begin` and `carry`.
+   */
+  join?(
+    rounds: Rounds,
+    head: Uint8Array,
+    call: CarriedCall,
+    inputs: readonly Storage[DType][],
+    outputs: readonly Storage[DType][],
+    roundMs: number,
+    mostMs: number,
+  ): 'late' | 'unlike' | 'alike' | 'over';
+  /** Of an all-to-all that `join` has begun, before it is carried: what is the longest array of all, where some have longer ones than this rank. */
+  lengthen?(longest: number): void;
   /** Bytes of this call that this rank has sent to other hosts. */
   readonly sent: number;
 }

@@ -38,31 +38,45 @@ export function longestOf({ inputs, outputs }: EngineCall): number {
   return Math.max(...(inputs.length === 0 ? outputs : inputs).map(({ byteLength }) => byteLength));
 }
 
+/** As carriers have it. */
+export function carriedCallOf({ sequence, kind, dtype, reduceOp, root }: EngineCall, longest: number): CarriedCall {
+  return {
+    number: sequence,
+    kind: kind as CarriedCall['kind'],
+    type: TYPE_CODES[dtype],
+    reduction: reductionCode(reduceOp),
+    factor: factorOf(reduceOp),
+    longest,
+    root: Math.max(root, 0),
+  };
+}
+
 /** A call, as `callAmong` has it, that a carrier has begun, and goes on with whenever it is given a turn. */
 export class BegunCall {
   readonly sequence: number;
   readonly #carrier: Carrier;
   readonly #inputs: readonly Elements[];
   readonly #outputs: readonly Elements[];
+  readonly #longest: number;
 
-  /** `longest`: of all ranks' `longestOf`. */
-  constructor(
-    carrier: Carrier,
-    { sequence, kind, dtype, reduceOp, root, inputs, outputs }: EngineCall,
-    longest: number,
-  ) {
+  /** `longest`: with which it was begun. */
+  constructor(carrier: Carrier, { sequence, inputs, outputs }: EngineCall, longest: number) {
     this.sequence = sequence;
     this.#carrier = carrier;
+    this.#longest = longest;
     this.#inputs = inputs;
     this.#outputs = outputs;
-    carrier.begin({
-      kind: kind as CarriedCall['kind'],
-      type: TYPE_CODES[dtype],
-      reduction: reductionCode(reduceOp),
-      factor: factorOf(reduceOp),
-      longest,
-      ...(root >= 0 && { root }),
-    });
+  }
+
+  /** `longest`: of all ranks' `longestOf`. */
+  static begin(carrier: Carrier, call: EngineCall, longest: number): BegunCall {
+    carrier.begin(carriedCallOf(call, longest));
+    return new BegunCall(carrier, call, longest);
+  }
+
+  /** As all have told by now. */
+  settle(longest: number): void {
+    if (longest !== this.#longest) this.#carrier.lengthen!(longest);
   }
 
   /** Holds the thread for so long at most. */

@@ -21,7 +21,7 @@ import {
 } from '@ep/core';
 import type { Elements, EngineCall } from '../engine.js';
 import type { Words } from './arrivals.js';
-import { BegunCall, CarriedPlan, callAmong, isCarried, longestOf } from './carried-plan.js';
+import { BegunCall, CarriedPlan, callAmong, carriedCallOf, isCarried, longestOf } from './carried-plan.js';
 import type { PlannedCall } from './collectives-init.js';
 import type { nameOf } from './ordered.js';
 import { type CallRecord, RECORD_BYTES, recordBytes } from './records.js';
@@ -152,7 +152,9 @@ export class GroupRounds {
   #rounds: Rounds | undefined;
   #carrier: Carrier | undefined;
   #carries = false;
-  /** A call whose first turn was not its last. */
+  /** HAZARD: ranks learn at different times that all carry calls: those of one call that all have carried know it. */
+  #joins = false;
+  /** A call whose first turn was not its last, or that may be another on others. */
   #carried: BegunCall | undefined;
   #begun = false;
   #ready = false;
@@ -216,20 +218,44 @@ export class GroupRounds {
     const { call } = data;
     const begun = this.#carried?.sequence === call.sequence ? this.#carried : undefined;
     this.#carried = undefined;
-    const begin = (): BegunCall => new BegunCall(this.#carrier!, this.#among(call), longest);
+    this.#joins = true;
+    begun?.settle(longest);
+    const begin = (): BegunCall => BegunCall.begin(this.#carrier!, this.#among(call), longest);
     return new CarriedPlan({ ...data, begun, begin, mostMs: () => this.#mostMs });
   }
 
   /**
-   * Of a call of which all have told the same in `exchange`: begins it, and holds the thread for it for a moment. Bytes that left the host from here, if it is over by then; undefined: `planOf` goes on with
-   * it.
+   * Says `head` of a call that is carried if all say the same, begins it, and holds the thread for it for a moment: while others have yet to say theirs, too, once all have carried one. Bytes that left the host from
+   * here, if it is over by then; undefined: `planOf` goes on with it, or it goes another way.
    */
-  carry(call: EngineCall, longest: number): number | undefined {
-    const begun = new BegunCall(this.#carrier!, this.#among(call), longest);
+  carry(call: EngineCall, head: Uint8Array, longest: number): number | undefined {
+    const { sequence, kind } = call;
+    const carrier = this.#carrier!;
+    const among = this.#among(call);
+    if (!this.#joins || carrier.join === undefined) {
+      const said = { sequence, kind, head, given: undefined, fold: undefined, output: undefined };
+      if (!this.exchange(said)) return undefined;
+      this.#joins = true;
+      this.#carried = BegunCall.begin(carrier, among, longest);
+      return this.#endOf(this.#carried.turn(this.#mostMs));
+    }
+    const begun = new BegunCall(carrier, among, longest);
+    const { inputs, outputs } = among;
+    const mostMs = this.#mostMs;
+    const roundMs = Math.min(mostMs, this.#holdMs);
+    const end = carrier.join(this.#rounds!, head, carriedCallOf(among, longest), inputs, outputs, roundMs, mostMs);
+    // HAZARD: not before: what it throws it throws before the word is said.
+    this.#remember(sequence, kind, undefined);
     this.#carried = begun;
-    if (begun.turn(this.#mostMs) !== 'over') return undefined;
+    this.#holdFor(end !== 'late');
+    return this.#endOf(end);
+  }
+
+  #endOf(end: string): number | undefined {
+    if (end !== 'over') return undefined;
+    const { sent } = this.#carried!;
     this.#carried = undefined;
-    return begun.sent;
+    return sent;
   }
 
   /** For how long the thread may be held. */

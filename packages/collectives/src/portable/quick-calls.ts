@@ -111,17 +111,15 @@ export class QuickCalls {
   #carry(call: OrderedCall, end: QuickEnd): QuickEnd | undefined {
     const { rounds } = end;
     const { traces } = this.#init;
-    const { kind, sequence, inputs, outputs } = call;
+    const { kind, inputs, outputs } = call;
     if (!rounds.carries || (kind === 'all-to-all' && !isEven(inputs, outputs))) return undefined;
     const shape = this.#shapeOf(rounds, call, recordOfCarried);
     if (shape?.carry === undefined) return undefined;
     const { head, carry } = shape;
-    if (!rounds.exchange({ sequence, kind, head, given: undefined, fold: undefined, output: undefined }))
-      return undefined;
     let sent: number | undefined;
     try {
       checkArrays(call);
-      sent = rounds.carry(call, carry);
+      sent = rounds.carry(call, head, carry);
     } catch {
       // What failed fails again there, and ends the call on all.
     }

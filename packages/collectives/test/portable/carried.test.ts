@@ -7,27 +7,16 @@ import { bytesOf } from '../../src/portable/chunks.js';
 import { orderOf } from '../../src/portable/fold-order.js';
 import { Placement } from '../../src/portable/placement.js';
 import { blocks, check, exchanged, holds, make } from './calls.js';
-import { Counts, LONG, nested, sumOf, TWO_BY_TWO } from './carrier-counts.js';
-import { type Call, LOOPBACK, pause, rejection, World, type WorldOptions } from './world.js';
+import { Counts, carried, LONG, nested, SIZE, sumOf, TWO_BY_TWO } from './carrier-counts.js';
+import { type Call, LOOPBACK, pause, rejection, World } from './world.js';
 
 const probe = await nvshmem.fabric.probe(LOOPBACK);
 const unavailable = probe.available ? '' : ` (${probe.reason})`;
-const SIZE = 4;
 const ROOTED = ['reduce', 'gather', 'scatter'] as const;
 
 /** Ones, twos, fours and eights. */
 const powers = (length = LONG): readonly Float32Array[] =>
   TWO_BY_TWO.map((_, rank) => new Float32Array(length).fill(2 ** rank));
-
-/** All ranks have found that all can. */
-async function carried(counts: Counts, options: Partial<WorldOptions> = {}): Promise<World> {
-  const world = await World.open({ kind: 'fabric', size: SIZE, hosts: TWO_BY_TWO, wrap: counts.wrap, ...options });
-  const { size } = world;
-  const arrays = Array.from({ length: size }, () => new Float32Array(200));
-  for (let i = 0; counts.begun < size && i < 2000; i++) await world.all((rank) => sumOf(arrays[rank]!));
-  expect(counts.begun).toBe(size);
-  return world;
-}
 
 /** All ranks know whether all can: small calls go in rounds since then. */
 async function decided(counts: Counts, world: World): Promise<void> {
@@ -304,14 +293,14 @@ describe.skipIf(unavailable)(`large calls that are carried${unavailable}`, () =>
     const { byteLength } = powers()[0]!;
     const short = new Uint8Array(byteLength - 4);
     const [first, ...rest] = counts.carriers;
-    first!.begin({ kind: 'all-reduce', type: 0, reduction: 0, factor: 0, longest: byteLength });
+    first!.begin({ number: 1000, kind: 'all-reduce', type: 0, reduction: 0, factor: 0, longest: byteLength });
     const invalid = expect.objectContaining({ code: 'EP_INVALID_ARGUMENT' });
     expect(() => first!.carry([short], [short], 0)).toThrow(invalid);
     const long = new Uint8Array(byteLength + 4);
     expect(() => first!.carry([long], [long], 0)).toThrow(invalid);
     const own = world.engines.map(() => new Uint8Array(byteLength));
     const second = rest[0]!;
-    second.begin({ kind: 'all-to-all', type: 0, reduction: 0, factor: 0, longest: byteLength });
+    second.begin({ number: 1000, kind: 'all-to-all', type: 0, reduction: 0, factor: 0, longest: byteLength });
     expect(() => second.carry([...own.slice(1), long], own, 0)).toThrow(invalid);
     // The first turn says which one is its own.
     expect(() =>
@@ -327,7 +316,14 @@ describe.skipIf(unavailable)(`large calls that are carried${unavailable}`, () =>
     const counts = new Counts();
     await using world = await carried(counts);
     const own = new Uint8Array(4096);
-    const call = { kind: 'all-reduce', type: 0, reduction: 0, factor: 0, longest: own.byteLength } as const;
+    const call = {
+      number: 1000,
+      kind: 'all-reduce',
+      type: 0,
+      reduction: 0,
+      factor: 0,
+      longest: own.byteLength,
+    } as const;
     for (const carrier of counts.carriers) carrier.begin(call);
     await world.lose(0);
     // What ranks of each host have staged, others go on with.

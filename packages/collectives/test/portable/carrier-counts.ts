@@ -1,9 +1,11 @@
 /** A wrap of transports that counts what carriers are asked for, and holds ranks up in the middle of it. */
 import type { Carrier, CarrierMaker, RoundMaker, Rounds, Transport } from '@ep/core';
+import { expect } from 'vitest';
 import type { Elements, EngineEnd } from '../../src/engine.js';
-import { type Call, type World, withMembers } from './world.js';
+import { type Call, World, type WorldOptions, withMembers } from './world.js';
 
 export const TWO_BY_TWO = [0, 0, 1, 1];
+export const SIZE = TWO_BY_TWO.length;
 /** Elements of f32 that are several steps of a carrier. */
 export const LONG = 300_001;
 
@@ -25,6 +27,8 @@ export class Counts {
   /** Ranks that have taken rounds: by then they know whether all can carry calls. */
   readonly decided = new Set<number>();
   turns = 0;
+  /** Calls that ranks have begun before all had said theirs. */
+  joined = 0;
   /** Before a rank has a turn. */
   onTurn: (rank: number) => void = () => {};
   /** Once a rank has said its word where calls end that end at once; it hears the others' before it goes on. */
@@ -94,6 +98,33 @@ export class Counts {
         const found = carrier.carry(inputs, outputs, mostMs);
         return found === 'over' && this.isHeld(rank) ? 'stuck' : found;
       },
+      join: (rounds, head, call, inputs, outputs, roundMs, mostMs) => {
+        this.begun++;
+        this.joined++;
+        let end: ReturnType<NonNullable<Carrier['join']>> | undefined;
+        const said = this.#say(
+          rank,
+          call.number,
+          () => {
+            end = end === undefined ? carrier.join!(rounds, head, call, inputs, outputs, roundMs, mostMs) : 'late';
+            const words = end === 'late' ? rounds.look(call.number) : undefined;
+            if (end === 'late') this.looks--;
+            if (words !== undefined) end = words.every((word) => Buffer.compare(word, head) === 0) ? 'alike' : 'unlike';
+            return end;
+          },
+          'late' as const,
+        );
+        if (said === 'late' || said === 'unlike') return said;
+        this.turns++;
+        try {
+          this.onTurn(rank);
+        } catch {
+          // As where the transport takes nothing more: the next turn throws.
+          return 'alike';
+        }
+        const found = said === 'over' ? said : carrier.carry(inputs, outputs, mostMs);
+        return found === 'over' && !this.isHeld(rank) ? 'over' : 'alike';
+      },
     });
   }
 }
@@ -115,4 +146,14 @@ export function nested(
   // Where it is told in records.
   for (const [at, rank] of ranks.entries()) ends[at] ??= world.run(rank, call(rank));
   return Promise.allSettled(ends);
+}
+
+/** All ranks have found that all can. */
+export async function carried(counts: Counts, options: Partial<WorldOptions> = {}): Promise<World> {
+  const world = await World.open({ kind: 'fabric', size: SIZE, hosts: TWO_BY_TWO, wrap: counts.wrap, ...options });
+  const { size } = world;
+  const arrays = Array.from({ length: size }, () => new Float32Array(200));
+  for (let i = 0; counts.begun < size && i < 2000; i++) await world.all((rank) => sumOf(arrays[rank]!));
+  expect(counts.begun).toBe(size);
+  return world;
 }

@@ -13,6 +13,7 @@ import {
   type RoundsOptions,
 } from '@ep/core';
 import {
+  type NativeCarriedCall,
   type NativeFabricCarrier,
   type NativeFabricNic,
   type NativeFabricRounds,
@@ -71,6 +72,7 @@ class Heard {
 }
 
 const EXCHANGES = ['late', 'unlike', 'alike'] as const;
+const JOINS = [...EXCHANGES, 'over'] as const;
 
 class FabricRounds extends Resource implements Rounds {
   readonly #native: NativeFabricRounds;
@@ -121,6 +123,18 @@ class FabricRounds extends Resource implements Rounds {
     return heard.round === round ? heard.words(this.#entries) : undefined;
   }
 
+  /** As `exchange`, of a carrier that joins a call in this round. */
+  joined(
+    round: number,
+    join: (rounds: NativeFabricRounds, into: Uint8Array) => ReturnType<NativeFabricCarrier['join']>,
+  ): (typeof JOINS)[number] {
+    this.checkOpen('join');
+    const heard = this.#place(round);
+    const end = join(this.#native, heard.into);
+    if (end !== 0) heard.round = round;
+    return JOINS[end];
+  }
+
   /** HAZARD: until a round came whole, what is there is half of it and half of the one before the last. */
   #place(round: number): Heard {
     const heard = this.#heard[round % 2]!;
@@ -168,14 +182,39 @@ class FabricCarrier extends Resource implements Carrier {
     this.#inOrder = seats.every((place, at) => place === at);
   }
 
-  begin({ kind, type, reduction, factor, longest, root = 0 }: CarriedCall): void {
+  begin(call: CarriedCall): void {
     this.checkOpen('begin');
-    this.#native.begin(KINDS.indexOf(kind), type, reduction, factor, longest, this.#seats.indexOf(root));
+    this.#native.begin(...this.#numbered(call));
   }
 
   carry(inputs: Arrays, outputs: Arrays, mostMs: number): ReturnType<Carrier['carry']> {
     this.checkOpen('carry');
     return TURNS[this.#native.carry(this.#seated(inputs), this.#seated(outputs), mostMs)];
+  }
+
+  join(
+    rounds: Rounds,
+    head: Uint8Array,
+    call: CarriedCall,
+    inputs: Arrays,
+    outputs: Arrays,
+    roundMs: number,
+    mostMs: number,
+  ): (typeof JOINS)[number] {
+    this.checkOpen('join');
+    const [given, taken] = [this.#seated(inputs), this.#seated(outputs)];
+    return (rounds as FabricRounds).joined(call.number, (words, into) =>
+      this.#native.join(words, head, roundMs, mostMs, into, ...this.#numbered(call), given, taken),
+    );
+  }
+
+  lengthen(longest: number): void {
+    this.checkOpen('lengthen');
+    this.#native.lengthen(longest);
+  }
+
+  #numbered({ number, kind, type, reduction, factor, longest, root = 0 }: CarriedCall): NativeCarriedCall {
+    return [number, KINDS.indexOf(kind), type, reduction, factor, longest, this.#seats.indexOf(root)];
   }
 
   #seated(arrays: Arrays): Arrays {
