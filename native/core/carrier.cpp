@@ -113,7 +113,7 @@ bool carrier::counterparts_say(uint64_t (carrier_layout::*slot)(uint32_t) const,
 }
 
 // Of a mate that has not begun this call: nothing of it, and all of those before.
-uint64_t carrier::said(uint64_t progress_words::* word, uint32_t mate) const { return word == &progress_words::closed ? load(words(mate).*word) : std::max(load(words(mate).*word), before_); }
+uint64_t carrier::said(uint64_t progress_words::* word, uint32_t mate) const { return std::max(load(words(mate).*word), before_); }
 
 // Steps, or calls, that all of this host, or the first ones, have come to.
 uint64_t carrier::least(uint64_t progress_words::* word, uint32_t count) const {
@@ -178,7 +178,7 @@ result<nothing> carrier::begin(const carried_call& call, uint64_t number, bool s
   call_ = call;
   busy_ = true;
   sure_ = sure;
-  told_ = false;
+  told_ = passed_on_ = false;
   staged_ = read_ = folded_ = ready_ = taken_ = answered_ = sent_ = 0;
   follow(plan_of(call));
   return nothing{};

@@ -3,7 +3,7 @@
 // large host are faced by nobody.
 //
 // A call that fits an area goes in one step, so that nobody is told more often than must be; a longer one in steps of at most `piece_bytes` of a rank's array, so that one moves while another is folded. What
-// a member has come to it says in words of its own part, which only grow, over all calls: its mates read them there, and a counterpart is told by the signal of a put. Nothing here waits for anybody: advance() does what can be done now, and a call is over once all members have their data and all have said so.
+// a member has come to it says in words of its own part, which only grow, over all calls: its mates read them there, and a counterpart is told by the signal of a put. Nothing here waits for anybody: advance() does what can be done now, and a call is over once all members have their data and all have said so: those of a host to its first one, which tells the first ones of the others when all have, and its mates when it has heard of all hosts.
 //
 // An all-reduce: the first members of each host have shares of a step, as many as the smallest host has members, so that each of these has one counterpart on all hosts that has the same share. Each member puts its mates' shares into
 // its part (staged), and who has one folds it of all of the host, in their order (read). Of two hosts, it puts that to its counterpart, and
@@ -52,7 +52,7 @@ struct carrier_layout {
   static constexpr uint64_t memory_bytes(uint64_t groups) { return head_bytes + groups * group_bytes(); }
   // In a rank's part: 0, words of the group; 1, what is staged, and what the host has come to; 2, what lands, and the results of a share; 3, what lands of all-to-alls that go in one step.
   static constexpr uint64_t begin_of(uint64_t group, uint32_t area) { return head_bytes + group * group_bytes() + (area == 0 ? 0 : head_bytes + (area - 1) * area_bytes); }
-  // Of each member: steps of what it has sent, calls that it has all data of, steps of its part of a result, or of which nothing lies any more where it has told it, and steps of all-to-alls that go in one.
+  // Of each member: steps of what it has sent, calls that its host has all data of, steps of its part of a result, or of which nothing lies any more where it has told it, and steps of all-to-alls that go in one.
   uint64_t group_slots() const { return uint64_t{4} * world; }
   uint64_t sent_slot(uint32_t member) const { return member; }
   uint64_t closed_slot(uint32_t member) const { return uint64_t{world} + member; }
@@ -254,7 +254,8 @@ class carrier {
   bool sure_ = true;
   bool loose_ = false; // something that was prepared in vain may be under way
   std::optional<failure> refused_;
-  bool told_ = false;   // that this member has its data
+  bool told_ = false;      // that this member has its data
+  bool passed_on_ = false; // and, of the first one of a host, that all of its host have
   mutable bool awaits_hosts_ = false; // something that a step looked for has not landed
   int64_t looked_ns_ = 0; // when it asked last what has landed
   // Of this call: places of an area, bytes of one, and how many steps a member may be ahead of its mates.

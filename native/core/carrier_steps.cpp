@@ -169,23 +169,27 @@ bool carrier::take_shares(const arrays& of) {
 
 // ---- its end
 
-// This member has its data, and tells its counterparts; when those that face it have told the same, it says both to its mates. Who has heard of all its mates knows of all members.
+// This member has its data, and says so to the first one of its host. HAZARD: that one says that a call is over to its mates once all other hosts' have told it so, and not before: whoever has heard it knows of all members.
 bool carrier::close_call() {
+  const uint64_t over = before_ + 1;
   bool moved = false;
   if (!told_) {
-    for (uint32_t host = 0; host < hosts(); ++host) if (host != host_ && !put(counterpart(host), nullptr, 0, 0, layout_.closed_slot(place_.self), number_)) return false;
-    told_ = true;
-    moved = true;
+    std::atomic_ref<uint64_t>(words(local_).done).store(over, std::memory_order_seq_cst);
+    if (local_ != 0) wake_notify(reinterpret_cast<ep_wake_word*>(parts_[0]));
+    told_ = moved = true;
   }
-  auto& own = words(local_).closed;
-  if (std::atomic_ref<uint64_t>(own).load(std::memory_order_relaxed) < number_) {
-    if (!all_facing([this](uint32_t member) { return landed(layout_.closed_slot(member), number_); })) return moved;
-    // Calls of any kind count in all words: the next one may be of another.
-    for (uint64_t progress_words::* word : {&progress_words::staged, &progress_words::read, &progress_words::ready, &progress_words::taken}) std::atomic_ref<uint64_t>(words(local_).*word).store(before_ + steps_, std::memory_order_release);
-    publish(&progress_words::closed, number_);
-    moved = true;
+  if (local_ != 0) {
+    if (said(&progress_words::closed, 0) < over) return moved;
+    busy_ = false;
+    return true;
   }
-  if (least(&progress_words::closed) < number_) return moved;
+  if (!passed_on_) {
+    if (least(&progress_words::done) < over) return moved;
+    for (uint32_t host = 0; host < hosts(); ++host) if (host != host_ && !put(place_.hosts[host], nullptr, 0, 0, layout_.closed_slot(place_.self), over)) return false;
+    passed_on_ = moved = true;
+  }
+  for (uint32_t host = 0; host < hosts(); ++host) if (host != host_ && !landed(layout_.closed_slot(place_.hosts[host]), over)) return moved;
+  publish(&progress_words::closed, over);
   busy_ = false;
   return true;
 }

@@ -19,7 +19,8 @@ struct carrier::progress_words {
   uint64_t read;   // steps of whose shares this one has folded its own
   uint64_t ready;  // steps of which its share of the result is there
   uint64_t taken;  // steps of which it has all
-  uint64_t closed; // number of the last call of which its counterparts have all, and it too
+  uint64_t done;   // calls of which it has its data
+  uint64_t closed; // of the first member of a host: calls of which all members have theirs
 };
 
 } // namespace ep
