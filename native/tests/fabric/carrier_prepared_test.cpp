@@ -94,7 +94,7 @@ void test_untouched() {
 // All-to-alls that some members prepare and nobody carries, between calls of all kinds that all carry.
 void test_in_vain() {
   for (const auto& sizes : std::vector<std::vector<uint32_t>>{{2, 2}, {1, 1}, {1, 2}, {2, 2, 2}, {3, 1, 2}}) {
-    for (uint64_t seed = 1; seed <= 3; ++seed) {
+    for (uint64_t seed = 1; seed <= 2; ++seed) {
       carrier_world world(sizes, 100 + seed);
       world.network.set_room(seed);
       const uint32_t members = world.members();
@@ -102,7 +102,7 @@ void test_in_vain() {
       world.run([&](uint32_t member) {
         carrier& own = *world.carriers[member];
         uint64_t number = 0;
-        for (uint64_t call = 0; call < 24 && wrong == 0; ++call) {
+        for (uint64_t call = 0; call < 15 && wrong == 0; ++call) {
           ++number;
           // Of one length on each rank, and of another on others.
           const exchanged vain(members, member, number, [&](uint32_t, uint32_t) { return 500 + member * 64 + call; });
