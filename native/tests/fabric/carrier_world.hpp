@@ -80,9 +80,22 @@ struct carrier_world {
     for (uint64_t turn = 0; prepares && turn < (numbers[member] + member) % 4 * 20; ++turn) carriers[member]->prepare(inputs, outputs);
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(120);
     while (carriers[member]->hold(inputs, outputs, turn_ns) != carrier::state::over) {
-      if (std::chrono::steady_clock::now() > end) return false;
+      if (std::chrono::steady_clock::now() <= end) continue;
+      say_why(member);
+      return false;
     }
     return true;
+  }
+  // That a call has not ended says nothing of what it waited for.
+  void say_why(uint32_t member) {
+    const fabric::engine& engine = *side(member).engine;
+    const auto& refused = carriers[member]->refused();
+    std::string text = "member " + std::to_string(member) + ", call " + std::to_string(numbers[member]) + ": " + (refused.has_value() ? refused->message : "nothing refused") + "; " + engine.violation();
+    for (int32_t peer = 0; peer < static_cast<int32_t>(members()); ++peer) {
+      const auto lost = engine.failure_of(peer);
+      if (lost.status != EP_STATUS_OK) text += "; rank " + std::to_string(peer) + ": " + lost.text;
+    }
+    std::fprintf(stderr, "%s\n", text.c_str());
   }
 };
 
