@@ -153,7 +153,7 @@ carrier::plan carrier::plan_of(const carried_call& call) const {
 }
 
 result<nothing> carrier::check(const carried_call& call, uint64_t number) const {
-  if (number <= number_ || number >= carrier_layout::most_calls) return failure{EP_STATUS_INVALID, 0, "carrier: a call has a higher number than the one before"};
+  if (number <= number_ || number >= carrier_layout::most_calls) return failure{EP_STATUS_INVALID, 0, "carrier: the number of a call is above that of every call before it, and below 2^40"};
   if (folds(call.kind) && !reduces(call.op, call.type)) return failure{EP_STATUS_INVALID, 0, "carrier: it does not carry this reduction"};
   const bool rooted = call.kind == carried_kind::broadcast || call.kind == carried_kind::reduce || call.kind == carried_kind::gather || call.kind == carried_kind::scatter;
   if (rooted && call.root >= members()) return failure{EP_STATUS_INVALID, 0, "carrier: the root is no member"};

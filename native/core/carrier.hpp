@@ -90,7 +90,7 @@ class carrier {
 
   enum class state { over, moved, stuck };
   // Folds what reduces() says. `number`: grows from call to call, the same on all members. EP_STATUS_BUSY while one is under way, or where one has not come to its end. A call that is not `sure` may be one that others do not
-  // make: until lengthen() or advance() says that they do it is prepared at most, and the next one may take its place. HAZARD: only where all have carried one before, so that all carry what is not an all-to-all.
+  // make: until advance(), for which all have said that they do, it is prepared at most, and the next one may take its place. HAZARD: only where all have carried one before, so that all carry what is not an all-to-all.
   result<nothing> begin(const carried_call& call, uint64_t number, bool sure = true);
   // What can be done of a call that is not sure: arrays are read, and none is written. False: nothing has moved.
   bool prepare(std::span<const carried_bytes> inputs, std::span<const carried_bytes> outputs);
