@@ -35,36 +35,45 @@ bool carrier::stage_blocks(const arrays& of) {
   if (staged_ == steps_ || staged_ >= taken_ + window_) return false;
   if (least(&progress_words::taken) + places_ <= before_ + staged_) return false;
   uint8_t* to = staging(local_, staged_);
-  for (uint32_t member = 0; member < members(); ++member) {
+  const auto stage = [&](uint32_t member) {
     const share block = block_of(staged_, of.inputs[member].bytes);
-    if (member != place_.self) ep_copy(to + member * block_bytes(), of.inputs[member].data + block.at, block.bytes, 0);
-  }
-  // Those of this member's place begin, then the next ones, so that not all write to one at a time.
+    ep_copy(to + member * block_bytes(), of.inputs[member].data + block.at, block.bytes, 0);
+    return block.bytes;
+  };
+  // What leaves the host goes first, each block while it is in the caches: it is longest on its way. Those of this member's place begin, then the next ones, so that not all write to one at a time.
   for (uint32_t turn = 0; turn < members(); ++turn) {
     for (uint32_t next = 1; next < hosts(); ++next) {
       const uint32_t host = (host_ + next) % hosts();
       if (turn >= members_of(host)) continue;
       const uint32_t member = place_.hosts[host] + (local_ + turn) % members_of(host);
-      const share block = block_of(staged_, of.inputs[member].bytes);
-      if (!put(member, to + member * block_bytes(), block.bytes, landing_at(staged_) + place_.self * block_bytes(), block_slot(place_.self), before_ + staged_ + 1)) return false;
+      const uint64_t bytes = stage(member);
+      if (!put(member, to + member * block_bytes(), bytes, landing_at(staged_) + place_.self * block_bytes(), block_slot(place_.self), before_ + staged_ + 1)) return false;
     }
   }
+  for (uint32_t mate = 0; mate < mates(); ++mate) if (mate != local_) stage(first_mate() + mate);
   publish(block_word(), before_ + ++staged_);
   return true;
 }
 
+// Each block as soon as it is there.
 bool carrier::take_blocks(const arrays& of) {
-  if (taken_ == staged_ || least(block_word()) <= before_ + taken_) return false;
-  for (uint32_t member = 0; member < members(); ++member) if (!is_mate(member) && !landed(block_slot(member), before_ + taken_ + 1)) return false;
+  if (taken_ == staged_) return false;
   const uint8_t* here = parts_[local_] + landing_at(taken_);
+  const uint64_t had = took_;
   for (uint32_t member = 0; member < members(); ++member) {
+    const uint64_t bit = uint64_t{1} << member;
+    if ((took_ & bit) != 0) continue;
+    const bool there = !is_mate(member) ? landed(block_slot(member), before_ + taken_ + 1) : member == place_.self || said(block_word(), member - first_mate()) > before_ + taken_;
+    if (!there) continue;
     const share block = block_of(taken_, of.outputs[member].bytes);
-    if (block.bytes == 0) continue;
     const uint8_t* from = member == place_.self ? of.inputs[member].data + block.at
                           : is_mate(member)     ? staging(member - first_mate(), taken_) + place_.self * block_bytes()
                                                 : here + member * block_bytes();
-    ep_copy(of.outputs[member].data + block.at, from, block.bytes, 0);
+    if (block.bytes != 0) ep_copy(of.outputs[member].data + block.at, from, block.bytes, 0);
+    took_ |= bit;
   }
+  if (took_ != UINT64_MAX >> (64 - members())) return took_ != had;
+  took_ = 0;
   publish(&progress_words::taken, before_ + ++taken_);
   return true;
 }

@@ -411,7 +411,10 @@ void engine::run() {
     watch_life(now);
     if (stopping_.load(std::memory_order_acquire) != 0 && farewell_over(now)) break;
     if (any || assisted(now)) busy_ns = now;
-    if (assisted(now) && !heavy() && stopping_.load(std::memory_order_acquire) == 0) {
+    const bool leaves = stopping_.load(std::memory_order_acquire) != 0;
+    if (stays(now) && !leaves) {
+      if (!any) pause(turn, false);
+    } else if (assisted(now) && !heavy() && !leaves) {
       step_back(turn);
     } else if (!any) {
       nap(turn, now, now - busy_ns);

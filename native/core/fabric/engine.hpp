@@ -200,6 +200,8 @@ class engine {
   // sleep.cpp
   void keep_pace(int64_t now);
   int64_t patience() const;
+  bool stays(int64_t now);
+  void pause(std::unique_lock<std::mutex>& turn, bool yields);
   void nap(std::unique_lock<std::mutex>& turn, int64_t now, int64_t idle_ns);
   void doubt_descriptor(bool any, int64_t now);
   bool outstanding() const;
@@ -294,6 +296,7 @@ class engine {
   int64_t watched_ns_ = 0;
   int64_t found_ns_ = 0; // when it last found something to do
   int64_t pace_ns_ = INT64_MAX; // from one such time to the next, of late
+  int64_t burdened_ns_ = 0; // when something was under way last that only it carries
   int64_t away_ns_ = shortest_nap_ns; // between looks whether others still look
   uint32_t looks_again_ = 0; // in a row, because the port would not have the thread sleep
   bool listens_ = false;     // false: the port has no descriptor, or one that wakes for nothing

@@ -54,10 +54,8 @@ struct request {
   bool answers() const { return reads || atomic != remote_atomic::none; }
   uint64_t bytes() const { return word_bytes != 0 ? word_bytes : row_bytes * rows; }
   // Too long for a thread that has something else to do.
-  bool heavy() const {
-    constexpr uint64_t most = 64u << 10;
-    return bytes() > most && !eager;
-  }
+  static constexpr uint64_t long_bytes = 64u << 10;
+  bool heavy() const { return bytes() >= long_bytes && !eager; }
 };
 
 inline constexpr uint64_t no_number = UINT64_MAX;

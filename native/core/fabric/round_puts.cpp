@@ -25,7 +25,8 @@ result<nothing> round_puts::put(int32_t peer, uint64_t local, uint64_t stride, u
   wanted.value = value;
   wanted.keep = memory_;
   wanted.unawaited = true;
-  wanted.eager = true;
+  // A rank that has a core beside its own leaves what is long to the engine's thread, and copies and folds meanwhile.
+  wanted.eager = !memory_->context().policy().room_beside || wanted.bytes() < request::long_bytes;
   auto posted = carrier_->post(*memory_, std::move(wanted));
   if (!posted.ok()) return posted.why();
   under_way_[{peer, slot}] = posted.value();

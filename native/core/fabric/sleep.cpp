@@ -58,19 +58,28 @@ int64_t engine::patience() const {
   return std::clamp(4 * pace_ns_, looks_ns, longest_look_ns);
 }
 
+// What takes long comes in bursts, between which a thread that sleeps would have to be woken each time: one that has a core of its own goes on looking.
+bool engine::stays(int64_t now) {
+  if (!context_->policy().room_beside) return false;
+  if (heavy()) burdened_ns_ = now;
+  return burdened_ns_ != 0 && now - burdened_ns_ < longest_look_ns;
+}
+
 // Others may have the turn meanwhile.
+void engine::pause(std::unique_lock<std::mutex>& turn, bool yields) {
+  turn.unlock();
+  if (yields) {
+    sched_yield();
+  } else {
+    cpu_relax();
+  }
+  turn.lock();
+}
+
+// As in a pause, others may have the turn.
 void engine::nap(std::unique_lock<std::mutex>& turn, int64_t now, int64_t idle_ns) {
   const wait_policy& policy = context_->policy();
-  if (idle_ns < patience()) {
-    turn.unlock();
-    if (idle_ns < policy.spin_ns) {
-      cpu_relax();
-    } else {
-      sched_yield();
-    }
-    turn.lock();
-    return;
-  }
+  if (idle_ns < patience()) return pause(turn, idle_ns >= policy.spin_ns);
   wake_descriptor& sleeper = *ring_->sleeper;
   sleeper.prepare();
   const ep_proxy_ring& ring = ring_->ring;

@@ -186,6 +186,35 @@ void test_one_step() {
   EP_CHECK_EQ(one.sent(), bytes.size());
 }
 
+// A rank that has a core beside its own leaves what is long to the engine's thread; others wait for it anyway.
+void test_core_beside() {
+  for (const int32_t on_host : {1, 64}) {
+    carrier_world world({1, 1}, 10, 0, on_host);
+    const fabric_side& side = world.side(0);
+    world.network.set_room(0);
+    std::vector<uint8_t> bytes(carrier_layout::area_bytes, 1);
+    const carried_bytes own{bytes.data(), bytes.size()};
+    EP_CHECK(world.begin(0, {carried_kind::all_reduce, element_type::u8, reduce_op::sum, 0, bytes.size()}).ok());
+    EP_CHECK(world.carriers[0]->hold({&own, 1}, {&own, 1}, 0) == carrier::state::moved);
+    EP_CHECK_EQ(side.engine->heavy(), side.context->policy().room_beside);
+    world.network.set_room(1);
+    std::thread other([&] {
+      std::vector<uint8_t> theirs(bytes.size(), 2);
+      const carried_bytes array{theirs.data(), theirs.size()};
+      EP_CHECK(world.begin(1, {carried_kind::all_reduce, element_type::u8, reduce_op::sum, 0, theirs.size()}).ok());
+      EP_CHECK(world.finish(1, {&array, 1}, {&array, 1}, 500'000));
+      EP_CHECK(std::ranges::all_of(theirs, [](uint8_t value) { return value == 3; }));
+    });
+    EP_CHECK(world.finish(0, {&own, 1}, {&own, 1}, 500'000));
+    other.join();
+    EP_CHECK(std::ranges::all_of(bytes, [](uint8_t value) { return value == 3; }));
+    EP_CHECK(soon([&] { return !side.engine->heavy(); }));
+    const uint64_t lengths[] = {16, piece, area + 1, 5 * piece};
+    reduce_calls(world, lengths, 1, true, 200'000);
+    EP_CHECK_EQ(side.engine->violation(), std::string());
+  }
+}
+
 // Of more than two hosts, what leaves a member is twice its share but for its own part of it, whatever number of hosts there are.
 void test_traffic() {
   for (const uint32_t hosts : {2u, 3u, 4u}) {
@@ -341,6 +370,7 @@ int main() {
   test_missing();
   test_turns();
   test_one_step();
+  test_core_beside();
   test_lengths();
   test_refused();
   return ep::check::finish();

@@ -26,8 +26,8 @@ struct carrier_world {
   bool prepares = false;                          // members begin calls before they know that all make them
 
   // `sizes`: members of each host. Ranks are numbered the other way round than members, so that neither is taken for the other.
-  explicit carrier_world(const std::vector<uint32_t>& sizes, uint64_t seed, uint64_t group = 0)
-      : network(static_cast<int32_t>(sum(sizes)), seed), ranks(static_cast<int32_t>(sum(sizes)), 1, 1, patient(), [this](int32_t rank) { return network.port(rank); }) {
+  explicit carrier_world(const std::vector<uint32_t>& sizes, uint64_t seed, uint64_t group = 0, int32_t on_host = 0)
+      : network(static_cast<int32_t>(sum(sizes)), seed), ranks(static_cast<int32_t>(sum(sizes)), 1, 1, patient(), [this](int32_t rank) { return network.port(rank); }, on_host) {
     const uint32_t world = sum(sizes);
     const carrier_layout layout{world};
     ranks.allocate(carrier_layout::memory_bytes(groups), groups * layout.group_slots());

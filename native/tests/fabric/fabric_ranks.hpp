@@ -49,12 +49,13 @@ struct fabric_side {
 class fabric_ranks {
  public:
   using port_maker = std::function<std::unique_ptr<dl::fabric_port>(int32_t)>;
-  fabric_ranks(int32_t ranks, uint64_t bytes, uint64_t slots, const fabric::engine_options& options, const port_maker& port) {
+  // `on_host`: how many of them share the cores; 0: all.
+  fabric_ranks(int32_t ranks, uint64_t bytes, uint64_t slots, const fabric::engine_options& options, const port_maker& port, int32_t on_host = 0) {
     sides.resize(static_cast<size_t>(ranks));
     std::vector<std::vector<uint8_t>> addresses;
     for (int32_t rank = 0; rank < ranks; ++rank) {
       fabric_side& one = side(rank);
-      one.context = must(rank_context::create(rank, ranks, ranks));
+      one.context = must(rank_context::create(rank, ranks, on_host == 0 ? ranks : on_host));
       one.context->connect_apart();
       one.engine = std::make_unique<fabric::engine>(one.context, port(rank), options);
       addresses.push_back(must(one.engine->address()));
