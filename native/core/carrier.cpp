@@ -179,7 +179,7 @@ result<nothing> carrier::begin(const carried_call& call, uint64_t number, bool s
   busy_ = true;
   sure_ = sure;
   told_ = passed_on_ = false;
-  staged_ = read_ = folded_ = ready_ = taken_ = took_ = answered_ = sent_ = 0;
+  staged_ = read_ = folded_ = ready_ = taken_ = taken_blocks_ = answered_ = sent_ = 0;
   follow(plan_of(call));
   return nothing{};
 }

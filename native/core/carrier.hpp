@@ -271,7 +271,7 @@ class carrier {
   uint64_t folded_ = 0; // of more than two hosts: this member's part
   uint64_t ready_ = 0;
   uint64_t taken_ = 0;
-  uint64_t took_ = 0;   // of an all-to-all, in the step that is taken: a bit for each member whose block has been
+  uint64_t taken_blocks_ = 0; // of an all-to-all, in the step that is taken: a bit for each member whose block has been
   uint64_t answered_ = 0; // where others wait for it: steps of which nothing lies here any more
   uint64_t sent_ = 0;
 };

@@ -59,10 +59,10 @@ bool carrier::stage_blocks(const arrays& of) {
 bool carrier::take_blocks(const arrays& of) {
   if (taken_ == staged_) return false;
   const uint8_t* here = parts_[local_] + landing_at(taken_);
-  const uint64_t had = took_;
+  const uint64_t had = taken_blocks_;
   for (uint32_t member = 0; member < members(); ++member) {
     const uint64_t bit = uint64_t{1} << member;
-    if ((took_ & bit) != 0) continue;
+    if ((taken_blocks_ & bit) != 0) continue;
     const bool there = !is_mate(member) ? landed(block_slot(member), before_ + taken_ + 1) : member == place_.self || said(block_word(), member - first_mate()) > before_ + taken_;
     if (!there) continue;
     const share block = block_of(taken_, of.outputs[member].bytes);
@@ -70,10 +70,10 @@ bool carrier::take_blocks(const arrays& of) {
                           : is_mate(member)     ? staging(member - first_mate(), taken_) + place_.self * block_bytes()
                                                 : here + member * block_bytes();
     if (block.bytes != 0) ep_copy(of.outputs[member].data + block.at, from, block.bytes, 0);
-    took_ |= bit;
+    taken_blocks_ |= bit;
   }
-  if (took_ != UINT64_MAX >> (64 - members())) return took_ != had;
-  took_ = 0;
+  if (taken_blocks_ != UINT64_MAX >> (64 - members())) return taken_blocks_ != had;
+  taken_blocks_ = 0;
   publish(&progress_words::taken, before_ + ++taken_);
   return true;
 }
